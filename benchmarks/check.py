@@ -1,4 +1,4 @@
-"""Recompute the tables of docs/results from the committed runs, and compare them with the pages.
+"""Recompute the tables of docs/results and docs/integrations.md from the committed runs, and compare them.
 
     python -m benchmarks.check                          # all pages, half a minute
     python -m benchmarks.check deterministic.md robust.md
@@ -102,6 +102,12 @@ def _deterministic() -> list[str]:
 
     own_time = deterministic.own_time_summary(_document("own-time.json")["rows"])
     return [deterministic.report(read_runs(RESULTS / "deterministic.jsonl.gz")), own_time]
+
+
+def _driving() -> list[str]:
+    from benchmarks import driving
+
+    return driving.tables(_document("driving.json"))
 
 
 def _estimators() -> list[str]:
@@ -211,6 +217,7 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
     "bounded.md": _bounded,
     "commands.md": _commands,
     "deterministic.md": _deterministic,
+    "../integrations.md": _driving,
     "estimators.md": _estimators,
     "least-squares.md": _least_squares,
     "logistic-and-mlp.md": _logistic,
@@ -231,6 +238,7 @@ WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
         "Other starts": "not kept",
         "Long paths": "not kept",
     },
+    "../integrations.md": {"`opt.style`": "describes the ways to drive a step"},
     "faults.md": {"fault": "the tests count"},
     "logistic-and-mlp.md": {
         "panel": "runs of version 0.1 that were not kept",

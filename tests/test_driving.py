@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import re
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import sanc
 from driving import drive, flat
 from sanc.lab.authors import AUTHORS
+from sanc.optim import optimizers
 
 
 def network(kind="plain"):
@@ -491,7 +493,9 @@ def test_groups_may_have_entries_of_frameworks():
     model = network()
     groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
     opt = sanc.SANC(groups, seed=0)
-    torch.optim.lr_scheduler.StepLR(opt, 10, last_epoch=5)
+    lr_scheduler.StepLR(opt, 10, last_epoch=5)
+    lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False)
+    SWALR(opt, swa_lr=0.5)
     other = sanc.SANC(network().parameters())
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["name"] == "all" and "engine" not in other.param_groups[0]
@@ -565,6 +569,27 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
     plain, _ = run(style, 40, curvature=False)
     opt.eval()
     assert not torch.allclose(flat(plain), flat(model))  # the rates have an effect
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+@pytest.mark.parametrize(("factors", "warned_at"), [
+    ([0.0004, 0.001, 0.001, 0.0008, 0.0001], 4), ([0.25] * 6, 5), ([0.001, 0.1, 0.3, 0.6, 0.1, 0.1], None),
+    ([1.0, 0.1, 0.01], None),
+], ids=["one cycle", "constant", "warm-up", "decay"])  # fmt: skip
+def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, style, monkeypatch, recwarn):
+    monkeypatch.setattr(optimizers, "_LONGEST_WARM_UP", 5)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    warned = []
+    for step, (factor, data) in enumerate(zip(factors, batches(len(factors)), strict=True), 1):
+        opt.param_groups[0]["lr"] = factor
+        drive(style, model, opt, [data])
+        warned += [step] if recwarn else []
+        for warning in recwarn.list:
+            text = f"lr was at most {max(factors):g} in {step} averaged steps.*Let the schedule rise to 1"
+            assert re.match(text, str(warning.message)) and warning.filename == drive.__code__.co_filename
+        recwarn.clear()
+    assert warned == ([] if warned_at is None else [warned_at])
 
 
 def test_each_group_has_its_factor():

@@ -239,6 +239,29 @@ def test_jax_differentiates_its_functions():
     assert tree.success and np.append(tree.x["a"], tree.x["b"]) == pytest.approx(ours.x, abs=1e-9)
 
 
+def test_jax_differentiates_its_functions_of_numpy_arrays():
+    """A function that returns an array of JAX for one of NumPy is one of JAX; the precision is that of JAX."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    short = {"max_iter": 2, "certify": False}
+
+    def fun(x):
+        return jax.numpy.sum(plain_rosen(x))
+
+    def through_scipy(**options):
+        return scipy.optimize.minimize(fun, X0, method=sanc.scipy_method, options=short | options)
+
+    with jax.enable_x64(True):
+        theirs = sanc.minimize(fun, jax.numpy.array(X0), **short)
+        for res in (sanc.minimize(fun, X0, **short), through_scipy()):
+            assert np.array_equal(res.x, theirs.x) and (res.nfev, res.nhev) == (theirs.nfev, theirs.nhev)
+        tree = sanc.minimize(lambda p: fun(p["x"]), {"x": np.array(X0)}, **short)
+        assert np.array_equal(tree.x["x"], theirs.x) and through_scipy(scheme="2-point").nfev > 2 * theirs.nfev
+    with jax.enable_x64(False):
+        assert sanc.minimize(fun, X0, **short).x.dtype == np.float32
+    with pytest.raises(sanc.ArgumentTypeError, match=r"fun is a function of JAX.*x0 is a tensor"):
+        sanc.minimize(fun, torch.tensor(X0))
+
+
 # ---------------------------------------------------------------------------------------------- SciPy's other methods
 
 

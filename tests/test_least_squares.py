@@ -364,6 +364,11 @@ def test_curve_fit_returns_the_covariance_of_scipy(sigma, absolute_sigma):
     assert np.allclose(tensor_cov.numpy(), covariance, rtol=1e-4)
 
 
+def test_curve_fit_accepts_lists_of_numbers():
+    popt, _ = sanc.curve_fit(lambda x, a: a * x**2, [1, 2, 3], [2, 8, 18])
+    assert popt == pytest.approx([2.0])
+
+
 def test_curve_fit_with_jacobian_bounds_and_full_output():
     given = {"jac": lambda t, *p: jacobian(p), "bounds": ([0.0, 0.0, 0.4], [3.0, 3.0, 2.0])}
     popt, pcov, result, message, status = sanc.curve_fit(curve, T, Y, **given, full_output=True)
@@ -418,6 +423,7 @@ def test_endings_limits_and_callbacks():
         ({"tol": 2.0}, "tol = 2.0"),
         ({"certify": "yes"}, "certify = 'yes'"),
         ({"callback": 1}, "callback = 1"),
+        ({"callback": lambda: 0}, r"callback = <function.*called as callback\(x\)"),
         ({"max_nfev": 0}, "max_nfev = 0"),
         ({"maxiter": 3}, "maxiter = 3 is not an argument of least_squares: pass max_iter"),
         ({"x_scale": "jac"}, "x_scale = 'jac' is not an argument of least_squares: leave it out"),
@@ -434,6 +440,8 @@ def test_mistakes_are_named(change, match):
     [
         ({"f": 1}, "f = 1"),
         ({"ydata": Y * np.nan}, "ydata holds NaN"),
+        ({"ydata": Y[1:]}, "f returned 40 values for 39 observations: pass xdata and ydata of the same length"),
+        ({"ydata": torch.ones(3, dtype=torch.float64)}, "f returned 40 values for 3 observations"),
         ({"sigma": np.ones(3)}, "sigma has 3 numbers"),
         ({"sigma": -np.ones(40)}, "positive standard deviations"),
         ({"sigma": np.ones((40, 40)) - 2 * np.eye(40)}, "not positive definite"),

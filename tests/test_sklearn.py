@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 import sklearn.linear_model
 import sklearn.metrics
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
@@ -151,7 +152,8 @@ def test_verbose_prints_the_iterations(rng, capsys):
     ("estimator", "weights", "words"),
     [
         (LogisticRegression(C=0), None, "C = 0"),
-        (LogisticRegression(penalty="l1"), None, "penalty = 'l1'"),
+        (LogisticRegression(penalty="l1"), None, "penalty = 'l1' cannot be used: pass 'l2', since it is not smooth"),
+        (LogisticRegression(penalty="l3"), None, "penalty = 'l3' is not known"),
         (LogisticRegression(tol=-1), None, "tol = -1"),
         (LogisticRegression(max_iter=1.5), None, "max_iter = 1.5"),
         (NonconvexSVM(alpha=-1.0), None, "alpha = -1.0"),
@@ -167,6 +169,30 @@ def test_errors_name_the_invalid_argument(estimator, weights, words, rng):
         estimator.fit(X, y, weights)
     assert words in str(problem.value)
     assert not hasattr(estimator, "coef_")
+
+
+@pytest.mark.parametrize("kind", ["LogisticRegression", "LogisticRegressionCV"])
+def test_every_argument_of_scikit_learn_is_accepted_or_has_a_remedy(kind):
+    ours, theirs = getattr(sanc.sklearn, kind), getattr(sklearn.linear_model, kind)
+    for name in (*theirs().get_params(), "multi_class"):
+        if name in ours().get_params():
+            continue
+        with pytest.raises(sanc.ArgumentTypeError, match=rf"{name} = 3 is not an argument of {kind}: leave it out"):
+            ours(**{name: 3})
+    with pytest.raises(sanc.ArgumentTypeError, match=r"max_itr = 5 is not an argument.*did you mean 'max_iter'"):
+        ours(max_itr=5)
+
+
+def test_the_svm_names_the_argument_that_replaces_c():
+    with pytest.raises(sanc.ArgumentTypeError, match=r"C = 2.0 is not an argument of NonconvexSVM: pass alpha"):
+        NonconvexSVM(C=2.0)
+
+
+def test_the_number_of_processes_and_the_seed_do_not_change_a_fit(rng):
+    X, y = data(2, rng, n=30)
+    model = clone(LogisticRegression(n_jobs=-1, random_state=3))
+    assert (model.n_jobs, model.random_state) == (-1, 3)
+    assert np.array_equal(model.fit(X, y).coef_, LogisticRegression().fit(X, y).coef_)
 
 
 def test_errors_for_unsupported_numbers_of_classes(rng):

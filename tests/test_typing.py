@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 import sanc
+from sanc.implicit.minimise import _UNSUITABLE
+from sanc.many.minimizing import RunOptions
 from sanc.minibatch.settings import METRICS
-from sanc.minimisation import Result
-from sanc.options import MinimizeOptions, OptimizerOptions
+from sanc.options import ArgminOptions, CurveFitOptions, MinimizeOptions, OptimizerOptions
 
 PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
 CLASSES = [
@@ -32,8 +34,19 @@ sanc.SANC(params, bogus=3)  # wrong
 sanc.SANC(params, eta1="high")  # wrong
 sanc.SCR(params, metric="diagnoal")  # wrong
 sanc.method_for("cr", sigma0=2.0, bogus=1)  # wrong
-result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), sigma0=None, gtol=1e-6)
+result: sanc.Result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), sigma0=None, gtol=1e-6)
 sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), bogus=3)  # wrong
+x = torch.ones(2)
+sanc.argmin(lambda x, t: ((x - t) ** 2).sum(), x, x, tol=1e-6, hvp="auto", method="arc", eta1=0.2)
+sanc.argmin(lambda x, t: ((x - t) ** 2).sum(), x, x, bogus=3)  # wrong
+sanc.argmin(lambda x, t: ((x - t) ** 2).sum(), x, x, max_iter="many")  # wrong
+sanc.curve_fit(lambda x, a: a * x, x, x, loss="huber", max_nfev=20)
+sanc.curve_fit(lambda x, a: a * x, x, x, bogus=3)  # wrong
+sanc.least_squares(lambda x: x, x, max_nfev=20, callback=print)
+sanc.least_squares(lambda x: x, x, bogus=3)  # wrong
+def report(progress: sanc.Progress) -> bool: return progress.ended > 1
+sanc.minimize_many(lambda x: (x**2).sum(), x[None], callback=report)
+sanc.minimize_many(lambda x: (x**2).sum(), x[None], bogus=3)  # wrong
 count: int = result.nit
 text: str = result.message
 wrong: str = result.nit  # wrong
@@ -59,6 +72,22 @@ def test_every_setting_of_every_piece_has_the_type_of_its_field():
     assert hints.keys() - typing.get_type_hints(OptimizerOptions).keys() == {"lr", "epsilon_s", "sampling", *scipy}
 
 
+def types_of(function):
+    """Return the types of the arguments that a function has by name."""
+    hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters.values()
+    return {p.name: hints[p.name] for p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def test_options_that_are_passed_on_have_the_types_of_the_function_that_they_are_passed_to():
+    added = typing.get_type_hints(ArgminOptions).items() - typing.get_type_hints(MinimizeOptions).items()
+    own = {"fun", "x0", "bounds", "max_products", *_UNSUITABLE}
+    assert dict(added) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in own}
+    own = {"fun", "x0", "jac", "bounds", "args", "kwargs"}
+    rows = {item.name: types_of(sanc.minimize_many)[item.name] for item in fields(RunOptions)}
+    one = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in own}
+    assert typing.get_type_hints(CurveFitOptions) == rows | one
+
+
 def test_typed_options_are_accepted_by_some_method():
     """Every listed name is one that `with_options` knows: a name of no piece would be an error."""
     known = set().union(*(sanc.method_for(name, preset).options() for name in sanc.METHODS for preset in sanc.PRESETS))
@@ -67,7 +96,7 @@ def test_typed_options_are_accepted_by_some_method():
 
 def test_the_result_has_the_entries_that_its_type_names():
     result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2))
-    hints = typing.get_type_hints(Result)
+    hints = typing.get_type_hints(sanc.Result)
     assert set(result) == hints.keys() - {"record", "state"}
     for name, kind in hints.items():
         if name in result and kind in (float, bool, str, int):
@@ -88,6 +117,10 @@ def test_repr_shows_the_preset_and_what_was_changed():
     assert "    preset: robust\n" in repr(sanc.SANC(params))
     changed = sanc.SANC(params, metric="diagonal", sigma0=2.0)
     assert "    preset: robust with sigma0=2.0, metric=Diagonal, refresh=50\n" in repr(changed)
+    arguments = {"hvp": "finite-difference", "microbatch": 8, "capture": True, "check": False, "seed": 0}
+    changed = sanc.SANC(params, eta1=0.2, **arguments)
+    text = "eta1=0.2, hvp='finite-difference', microbatch=8, capture=True, check=False, seed=0"
+    assert f"    preset: robust with {text}\n" in repr(changed)
     assert repr(pickle.loads(pickle.dumps(changed))) == repr(changed)
     paper = repr(sanc.ARC(params, preset="paper", eta1=0.3, escape=sanc.PaperEscape(L1=3.0)))
     assert "preset: paper with eta1=0.3, escape=PaperEscape, L1=3.0" in paper

@@ -37,12 +37,13 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
     from sanc.many.minimizing import minimize_many
     from sanc.many.result import ManyResult
+    from sanc.many.running import Progress
     from sanc.minibatch.metrics.base import Metric, Preconditioner
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
     from sanc.minibatch.metrics.kronecker import Kronecker
     from sanc.minibatch.settings import Average, Minibatch, StepScale
-    from sanc.minimisation import Certificate, Status, certificate, minimize, scipy_method
+    from sanc.minimisation import Certificate, Result, Status, certificate, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
     from sanc.presets import METHODS, PRESETS, method_for
     from sanc.ranks.saving import load_checkpoint, save_checkpoint
@@ -86,10 +87,12 @@ __all__ = [
     "PaperEscape",
     "Point",
     "Preconditioner",
+    "Progress",
     "RanksError",
     "RatioTest",
     "Record",
     "Report",
+    "Result",
     "SancError",
     "SecondDerivativeError",
     "SigmaUpdate",
@@ -143,12 +146,13 @@ _HOMES = {
     "sanc.leastsquares": ("NetworkResiduals", "curve_fit", "least_squares"),
     "sanc.many.minimizing": ("minimize_many",),
     "sanc.many.result": ("ManyResult",),
+    "sanc.many.running": ("Progress",),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),
     "sanc.minibatch.metrics.kronecker": ("Kronecker",),
     "sanc.minibatch.settings": ("Average", "Minibatch", "StepScale"),
-    "sanc.minimisation": ("Certificate", "Status", "certificate", "minimize", "scipy_method"),
+    "sanc.minimisation": ("Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"),
     "sanc.optim": ("ARC", "CR", "CRM", "NCD", "SANC", "SCR"),
     "sanc.presets": ("METHODS", "PRESETS", "method_for"),
     "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),

@@ -1,4 +1,4 @@
-"""The options of optimisers and `minimize` by name and type, for type checkers and for completion in editors.
+"""The options of optimisers and minimisers by name and type, for type checkers and for completion in editors.
 
 At run time `sanc.presets` checks options against the pieces of the method. Settings of a piece of the caller's are not
 listed here: pass them to the piece itself.
@@ -6,13 +6,16 @@ listed here: pass them to the piece itself.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
 
+from sanc.autograd.products import HvpMode
+from sanc.core.method import Method
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.settings import Average, Minibatch, StepScale
 
-__all__ = ["MinimizeOptions", "OptimizerOptions"]
+__all__ = ["ArgminOptions", "CurveFitOptions", "MinimizeOptions", "OptimizerOptions"]
 
 
 class OptimizerOptions(TypedDict, total=False):
@@ -77,3 +80,42 @@ class MinimizeOptions(OptimizerOptions, total=False):
     maxfev: int | None
     maxfun: int | None
     gtol: float | None
+
+
+class ArgminOptions(MinimizeOptions, total=False):
+    """Arguments of `minimize` that `argmin` passes on."""
+
+    method: str | Method | None
+    constraints: Any
+    tol: float | None
+    callback: Callable[..., Any] | None
+    options: Mapping[str, Any] | None
+    preset: str | Method
+    curvature_tol: float | None
+    max_iter: int | None
+    max_calls: float | None
+    max_time: float | None
+    max_nfev: int | None
+    seed: int
+    hvp: HvpMode
+    disp: bool
+    precond: Any
+
+
+class CurveFitOptions(TypedDict, total=False):
+    """Arguments of `least_squares`, or of `minimize_many` for rows of data, that `curve_fit` passes on."""
+
+    tol: float | None
+    max_iter: int | None
+    max_time: float | None
+    callback: Callable[..., Any] | None
+    seed: int
+    # one fit
+    loss: str | Callable[..., Any]
+    f_scale: float
+    max_nfev: int | None
+    certify: bool
+    precond: Any
+    # rows of data
+    chunk_size: int | str
+    progress: bool

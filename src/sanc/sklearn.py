@@ -5,10 +5,11 @@ They minimise the finite sums of `sanc.problems` with `sanc.minimize`, and need 
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 import scipy.special
@@ -26,7 +27,17 @@ except ImportError as missing:
         f"sanc.sklearn needs scikit-learn ≥ 1.7 ({missing}): install the extra, pip install 'sanc[sklearn]'."
     ) from missing
 
-from sanc.errors import ArgumentError, is_number, one_of, require, require_integer, require_not_negative
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    is_number,
+    nearest,
+    one_of,
+    require,
+    require_integer,
+    require_not_negative,
+    shown,
+)
 from sanc.minimisation import minimize
 from sanc.presets import PRESETS, with_matrices
 from sanc.problems import Logistic, Softmax
@@ -39,7 +50,46 @@ _METHOD = with_matrices(PRESETS["robust"])
 
 _MISSING_CLASS = "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
 
+_OTHER_ARGUMENTS = {
+    "solver": "leave it out, since sanc.minimize makes every fit; its minimum is that of scikit-learn's solvers",
+    "dual": "leave it out, since the primal problem is solved",
+    "l1_ratio": "leave it out, since a penalty with the 1-norm is not smooth; solver='saga' of scikit-learn has it",
+    "l1_ratios": "leave it out, since a penalty with the 1-norm is not smooth; solver='saga' of scikit-learn has it",
+    "intercept_scaling": "leave it out, since the penalty excludes the intercept",
+    "multi_class": "leave it out for softmax regression, or wrap the estimator in OneVsRestClassifier",
+    "refit": "leave it out, since the chosen C is fitted to all rows",
+    "use_legacy_attributes": "leave it out; the attributes are described in help(sanc.sklearn.LogisticRegressionCV)",
+    "warm_start": "leave it out, since every C starts from the coefficients of the one before",
+    "random_state": "leave it out, since a fit draws no random numbers",
+    "C": "pass alpha, the weight of the penalty",
+    "loss": "leave it out, since the loss is 1 − tanh",
+    "penalty": "leave it out, since the penalty is alpha ‖w‖²",
+}
+"""Arguments of scikit-learn's linear classifiers that an estimator may lack, and what to do instead."""
+
 __all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM"]
+
+
+P = ParamSpec("P")
+
+
+def _names_unknown_arguments(construct: Callable[P, None]) -> Callable[P, None]:
+    """Let a constructor raise an error with a remedy for arguments that it does not have.
+
+    The signature stays as it is, since scikit-learn reads the parameters of an estimator from it.
+    """
+    _, *known = inspect.signature(construct).parameters
+    estimator, _, _ = construct.__qualname__.partition(".")
+
+    @wraps(construct)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name, value in kwargs.items():
+            if name not in known:
+                remedy = f"{_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else nearest(name, known)
+                raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {estimator}: {remedy}")
+        construct(*args, **kwargs)
+
+    return checked
 
 
 class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -191,6 +241,8 @@ class LogisticRegression(_LinearClassifier):
         Start from the coefficients of the last fit if the classes and the number of features are the same.
     verbose : int
         Print a line for every iteration.
+    n_jobs, random_state : any
+        No effect, as with the default solver of scikit-learn: a fit is one process and draws no random numbers.
 
     Attributes
     ----------
@@ -214,6 +266,7 @@ class LogisticRegression(_LinearClassifier):
     0.97
     """
 
+    @_names_unknown_arguments
     def __init__(
         self,
         C: float = 1.0,
@@ -225,6 +278,8 @@ class LogisticRegression(_LinearClassifier):
         max_iter: int = 100,
         warm_start: bool = False,
         verbose: int = 0,
+        n_jobs: int | None = None,
+        random_state: Any = None,
     ) -> None:
         self.C = C
         self.penalty = penalty
@@ -234,10 +289,14 @@ class LogisticRegression(_LinearClassifier):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.verbose = verbose
+        self.n_jobs = n_jobs
+        self.random_state = random_state
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         require(is_number(self.C) and self.C > 0, "C", self.C, "pass a positive number")
+        is_smooth = self.penalty not in ("l1", "elasticnet")
+        require(is_smooth, "penalty", self.penalty, "pass 'l2', since it is not smooth; scikit-learn's 'saga' has it")
         if self.penalty is not None:
             one_of("penalty", self.penalty, ("l2", "nonconvex"))
 
@@ -310,7 +369,7 @@ class LogisticRegressionCV(LogisticRegression):
     scoring : str, callable or None
         The score to maximise, as in scikit-learn. None: the accuracy. A search by gradients needs None or
         "neg_log_loss", and maximises the latter.
-    penalty, fit_intercept, class_weight, tol, max_iter, verbose
+    penalty, fit_intercept, class_weight, tol, max_iter, verbose, n_jobs, random_state
         As in `LogisticRegression`.
 
     Attributes
@@ -343,6 +402,7 @@ class LogisticRegressionCV(LogisticRegression):
 
     C_: Any
 
+    @_names_unknown_arguments
     def __init__(
         self,
         Cs: Any = 10,
@@ -357,6 +417,8 @@ class LogisticRegressionCV(LogisticRegression):
         tol: float = 1e-4,
         max_iter: int = 100,
         verbose: int = 0,
+        n_jobs: int | None = None,
+        random_state: Any = None,
     ) -> None:
         self.Cs = Cs
         self.search = search
@@ -369,6 +431,8 @@ class LogisticRegressionCV(LogisticRegression):
         self.tol = tol
         self.max_iter = max_iter
         self.verbose = verbose
+        self.n_jobs = n_jobs
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Choose C by cross-validation and fit the coefficients.
@@ -588,6 +652,7 @@ class NonconvexSVM(_LinearClassifier):
     True
     """
 
+    @_names_unknown_arguments
     def __init__(
         self,
         alpha: float = 1e-3,

@@ -68,7 +68,7 @@ def test_the_results_in_the_readme_follow_from_the_runs(names):
 
 def test_every_page_of_results_with_a_table_is_checked():
     pages = {str(page.relative_to(check.RESULTS)) for page in check.RESULTS.rglob("*.md")}
-    assert pages - {"README.md", "data.md"} == {*check.PAGES, *check.WITHOUT_RUNS}
+    assert (pages - {"README.md", "data.md"}) | {"../integrations.md"} == {*check.PAGES, *check.WITHOUT_RUNS}
 
 
 def test_the_command_prints_a_line_for_each_page(capsys):

@@ -6,6 +6,7 @@ import copy
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -304,10 +305,26 @@ def test_a_loss_without_second_derivatives_uses_differences():
     assert "finite-difference" in str(report)
 
 
+def test_a_function_of_torch_is_a_criterion():
+    how = {"label_smoothing": 0.1}
+    reports = [
+        sanc.diagnose(network(), loss, batches(2), starts=1)
+        for loss in (nn.CrossEntropyLoss(**how), partial(nn.functional.cross_entropy, **how))
+    ]
+    assert str(reports[0]) == str(reports[1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"model": 3}, sanc.ArgumentTypeError, "model = 3 is no nn.Module"),
+        ({"model": None}, sanc.ArgumentTypeError, "model = None is no nn.Module: pass the network"),
+        (
+            {"loss": lambda outputs, targets: outputs.sum()},
+            sanc.ArgumentTypeError,
+            r"loss = .*pass lambda model, batch",
+        ),
+        ({"data": None}, sanc.ArgumentTypeError, "data = None is no iterable of batches"),
         ({"model": nn.Tanh()}, sanc.ArgumentError, "no parameter that requires a gradient"),
         ({"model": nn.Linear(4, 3).half()}, sanc.ArgumentTypeError, "parameters of torch.float16"),
         ({"loss": 3}, sanc.ArgumentTypeError, "loss = 3 cannot be called"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -74,6 +75,33 @@ def test_a_line_shows_the_state_of_the_run():
     shown = text.getvalue()
     assert f"loss {found[-1]['loss']:.4g}" in shown and str(records[-1].branch) in shown
     assert "30" in shown and "σ" in shown and "‖s‖" in shown
+
+
+@pytest.mark.parametrize("passes_loss", [True, False])
+def test_the_loss_of_a_loop_without_closures_is_that_of_the_caller(passes_loss):
+    text, losses = io.StringIO(), []
+    model = nn.Linear(4, 3)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    with ProgressLine(4, Console(file=text, width=120, force_terminal=True)) as line:
+        log = StepLog(opt, line)
+        for _ in range(4):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(X), Y)
+            loss.backward()
+            opt.step()
+            numbers = log.update(loss if passes_loss else None)
+            losses.append(loss.item())
+    if passes_loss:
+        assert numbers["loss"] == losses[-1] and f"loss {losses[-1]:.4g} ± " in text.getvalue()
+        assert numbers["batch_noise"] == pytest.approx(np.std(np.diff(losses)) / 2**0.5)
+    else:
+        assert math.isnan(numbers["loss"]) and "loss - ± -" in text.getvalue() and "nan" not in text.getvalue()
+
+
+def test_a_line_names_the_extra_that_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with pytest.raises(ImportError, match=r"ProgressLine needs rich: install the extra, pip install 'sanc\[lab\]'"):
+        ProgressLine()
 
 
 def test_numbers_are_logged_to_tensorboard(tmp_path):

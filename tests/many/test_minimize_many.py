@@ -255,6 +255,7 @@ BAD = {
     "max_time = 0": (rosenbrock, torch.zeros(3, 2), {"max_time": 0}),
     "chunk_size = 0": (rosenbrock, torch.zeros(3, 2), {"chunk_size": 0}),
     "callback = 1": (rosenbrock, torch.zeros(3, 2), {"callback": 1}),
+    "callback(progress)": (rosenbrock, torch.zeros(3, 2), {"callback": lambda: 0}),
     "bounds[0]": (rosenbrock, torch.zeros(3, 2), {"bounds": [(1, 0), (0, 1)]}),
     "bounds of row 1": (rosenbrock, torch.zeros(3, 2), {"bounds": (2 * torch.eye(3, 2).roll(1, 0), torch.ones(3, 2))}),
     "x0 and starts": (rosenbrock, torch.zeros(3, 2), {"starts": 4}),

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -80,8 +81,9 @@ def diagnose(
         The network. Parameters that require a gradient take part. Nothing of it is changed. It may be wrapped by
         DistributedDataParallel or `fully_shard`.
     loss : callable
-        A module such as ``nn.CrossEntropyLoss()``, called as ``loss(model(inputs), targets)`` for batches of inputs and
-        targets; or a function, called as ``loss(model, batch)``. It returns the mean loss of the batch.
+        A module such as ``nn.CrossEntropyLoss()``, or a function of ``torch.nn.functional``, called as
+        ``loss(model(inputs), targets)`` for batches of inputs and targets; or a function of the caller's, called as
+        ``loss(model, batch)``. It returns the mean loss of the batch.
     data : iterable
         Batches, for instance a DataLoader. All of them together define the loss that is differentiated.
     held_out : iterable, optional
@@ -388,7 +390,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _parameters(model: Any) -> list[tuple[str, Tensor]]:
     """Return names and parameters that require a gradient; raise an error if they cannot be used."""
     if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model = {shown(model)} is no nn.Module: pass one.")
+        raise ArgumentTypeError(f"model = {shown(model)} is no nn.Module: pass the network as one.")
     if dist.is_available() and dist.is_initialized():
         from sanc.ranks.sharded import reshard
 
@@ -443,7 +445,9 @@ def _slice(part: Any, rows: slice, count: int) -> Any:
 def _chosen(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], list[Any]]:
     """Return the batches that define the loss and those that are held out."""
     for name, given in (("data", data), ("held_out", held_out)):
-        if given is not None and (isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable)):
+        if given is None and name == "held_out":
+            continue
+        if isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable):
             raise ArgumentTypeError(f"{name} = {shown(given)} is no iterable of batches: pass a list or a DataLoader.")
     used = list(islice(data, batches))
     if not used:
@@ -468,8 +472,18 @@ def _sample(model: nn.Module, loss: Callable[..., Tensor], batches: Sequence[Any
 
 def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Callable[[], Tensor]:
     """Return the loss of one batch as a function without arguments."""
-    if not isinstance(loss, nn.Module):
-        return lambda: loss(model, batch)
+    if not _is_criterion(loss):
+
+        def evaluate() -> Tensor:
+            try:
+                return loss(model, batch)
+            except (TypeError, AttributeError) as problem:
+                raise ArgumentTypeError(
+                    f"loss = {shown(loss)} is called as loss(model, batch), which failed ({problem}): if it is a "
+                    "function of outputs and targets, pass lambda model, batch: loss(model(batch[0]), batch[1])."
+                ) from problem
+
+        return evaluate
     if not (isinstance(batch, list | tuple) and len(batch) == 2):
         raise ArgumentTypeError(
             f"data has a batch of {type(batch).__name__}, and loss is a criterion of outputs and targets: pass batches "
@@ -477,6 +491,12 @@ def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Calla
         )
     inputs, targets = batch
     return lambda: loss(model(inputs), targets)
+
+
+def _is_criterion(loss: Any) -> bool:
+    """Whether a loss is a function of outputs and targets: a module, or a function of `torch.nn.functional`."""
+    function = loss.func if isinstance(loss, partial) else loss
+    return isinstance(function, nn.Module) or getattr(function, "__module__", "") == nn.functional.__name__
 
 
 def _rows(batch: Any) -> int:

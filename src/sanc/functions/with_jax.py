@@ -7,6 +7,8 @@ from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
+import numpy as np
+
 
 def holds_jax_arrays(x0: Any) -> bool:
     """Return whether a point is an array of JAX, or a nested dict, list or tuple with one."""
@@ -15,6 +17,11 @@ def holds_jax_arrays(x0: Any) -> bool:
     if isinstance(x0, list | tuple):
         return any(map(holds_jax_arrays, x0))
     return type(x0).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def jax_array(x: Any) -> Any:
+    """Return numbers as an array of JAX, in its precision: float32 unless ``jax_enable_x64`` is set."""
+    return import_module("jax.numpy").asarray(1.0 * np.asarray(x))
 
 
 def is_from_jax(problem: Exception) -> bool:

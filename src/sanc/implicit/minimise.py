@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from sanc.errors import (
 from sanc.implicit.functions import minimum_of
 from sanc.implicit.minimum import SolveOptions
 from sanc.implicit.problem import ImplicitProblem
+from sanc.options import ArgminOptions
 from sanc.sums.linear import FiniteSum
 
 ON_SINGULAR = ("raise", "warn", "pinv")
@@ -51,7 +52,7 @@ def argmin(
     confidence: float = 0.99,
     max_products: int | None = None,
     details: bool = False,
-    **options: Any,
+    **options: Unpack[ArgminOptions],
 ) -> Any:
     """Minimise f(x, θ) over x, and return the minimum x(θ) with its derivatives with respect to θ.
 
@@ -118,13 +119,12 @@ def argmin(
     require(isinstance(details, bool), "details", details, "pass True or False")
     if isinstance(fun, FiniteSum) or not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
-    for name in options:
+    for name, value in options.items():
         if name in _UNSUITABLE:
-            raise ArgumentError(f"{name} = {shown(options[name])} cannot be used: {_UNSUITABLE[name]}; leave it out.")
-    if bounds is not None:
-        options["bounds"] = bounds
+            raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+    passed_on: dict[str, Any] = {**options} if bounds is None else {**options, "bounds": bounds}
     solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
-    problem = ImplicitProblem(fun, x0, theta, solve_options, options)
+    problem = ImplicitProblem(fun, x0, theta, solve_options, passed_on)
     flat = minimum_of(problem, *problem.theta)
     x = problem.unflatten(flat)
     return (x, problem.solutions[-1]) if details else x

@@ -6,6 +6,8 @@ A target is a function of the numbers of a step and of its iteration::
     for x, y in batches:
         opt.step(lambda: loss(model(x), y))
         log.update()
+
+In a loop without closures the optimiser does not know the loss: pass it, as ``log.update(loss)``.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
 from sanc import ArgumentError, Branch, Record
 from sanc.errors import require_integer
+
+if TYPE_CHECKING:  # at run time `ProgressLine` alone imports rich, so that other targets do not need the extra
+    from rich.console import Console
 
 __all__ = ["ProgressLine", "StepLog", "to_tensorboard", "to_wandb"]
 
@@ -67,15 +71,22 @@ class StepLog:
         self.opt, self.targets, self.every = opt, targets, every
         self._losses: deque[float] = deque(maxlen=_WINDOW)
 
-    def update(self) -> dict[str, float]:
-        """Read the record of the last step, pass its numbers on, and return them."""
+    def update(self, loss: float | Tensor | None = None) -> dict[str, float]:
+        """Read the record of the last step, pass its numbers on, and return them.
+
+        Parameters
+        ----------
+        loss : float or Tensor, optional
+            The loss of the step, for loops without closures; by default that of the record.
+        """
         record = self.opt.record
         if record is None:
             raise ArgumentError("opt has made no step: call update() after step().")
-        if math.isfinite(record.value):
-            self._losses.append(record.value)
+        value = record.value if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        if math.isfinite(value):
+            self._losses.append(value)
         numbers = {
-            "loss": record.value,
+            "loss": value,
             "grad_norm": record.grad_norm,
             "sigma": record.sigma,
             "step_norm": record.step_norm,
@@ -117,9 +128,10 @@ def to_wandb(run: Any, prefix: str = "sanc") -> Target:
 
 
 class ProgressLine:
-    """A target that keeps one line in the terminal: progress, loss, branch, σ, batch noise and step norm.
+    """A target that keeps one line in the terminal: progress, loss, batch noise, branch, σ and step norm.
 
-    Use it as a context manager, so that the line is left in order if training raises an error.
+    Use it as a context manager, so that the line is left in order if training raises an error. Numbers that are not
+    known are shown as "-". It needs rich, which the extra `lab` installs.
 
     Parameters
     ----------
@@ -131,6 +143,10 @@ class ProgressLine:
 
     def __init__(self, total: int | None = None, console: Console | None = None) -> None:
         require_integer("total", total, 1)
+        try:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        except ImportError as missing:
+            raise ImportError("ProgressLine needs rich: install the extra, pip install 'sanc[lab]'.") from missing
         columns = (BarColumn(bar_width=20), TextColumn("{task.completed}"), TextColumn("{task.description}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
         self._task = self._progress.add_task("", total=total)
@@ -147,8 +163,9 @@ class ProgressLine:
     def __call__(self, numbers: Numbers, iteration: int) -> None:
         """Show the numbers of a step."""
         branch = list(Branch)[int(numbers["branch"])]
-        text = (
-            f"loss {numbers['loss']:.4g} ± {numbers['batch_noise']:.1g}  {branch}  σ {numbers['sigma']:.2g}  "
-            f"‖s‖ {numbers['step_norm']:.2g}"
+        formats = {"loss": ".4g", "batch_noise": ".1g", "sigma": ".2g", "step_norm": ".2g"}
+        loss, noise, sigma, norm = (
+            "-" if math.isnan(numbers[name]) else format(numbers[name], digits) for name, digits in formats.items()
         )
+        text = f"loss {loss} ± {noise}  {branch}  σ {sigma}  ‖s‖ {norm}"
         self._progress.update(self._task, completed=iteration + 1, description=text)

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from numbers import Real
+from typing import Any, Unpack
 
 import numpy as np
 import scipy.linalg
@@ -22,6 +23,7 @@ from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import checked_data, fit_rows
 from sanc.many.minimizing import RunOptions
 from sanc.minimisation.arguments import reject_arguments
+from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
 """From how many parameters of other rows rows are fitted again by default."""
@@ -41,7 +43,7 @@ def curve_fit(
     full_output: bool = False,
     mask: Any = None,
     restarts: int | None = None,
-    **options: Any,
+    **options: Unpack[CurveFitOptions],
 ) -> tuple[Any, ...]:
     """Fit the parameters of a curve to observations, and return them with their covariance.
 
@@ -53,7 +55,7 @@ def curve_fit(
     f : callable
         ``f(xdata, *parameters)`` returns the curve at the observations, as an array or tensor like `ydata`.
     xdata : any
-        First argument of `f`.
+        First argument of `f`; a list of numbers becomes an array.
     ydata : array or Tensor
         The observations. If they or `p0` are a tensor, torch differentiates `f`. For rows of observations `f` has to be
         a function of torch, and is called with `xdata` and the parameters of one row; `xdata` of the shape of `ydata`
@@ -101,8 +103,7 @@ def curve_fit(
     if not callable(f):
         raise ArgumentTypeError(f"f = {shown(f)} cannot be called: pass a function of xdata and the parameters.")
     is_rows = np.ndim(ydata) == 2
-    if options:
-        _check_options(options, is_rows)
+    passed_on = _checked_options(options, is_rows)
     if is_rows:
         if jac is not None:
             raise ArgumentError(f"jac = {shown(jac)} cannot be used with rows of ydata: leave it out.")
@@ -111,7 +112,7 @@ def curve_fit(
             checked_data(xdata, ydata, sigma, mask, check_finite),
             p0,
             bounds,
-            RunOptions(**options),
+            RunOptions(**passed_on),
             start=partial(_start, f, None),
             restarts=_RESTARTS if restarts is None else restarts,
             absolute_sigma=absolute_sigma,
@@ -121,6 +122,8 @@ def curve_fit(
         raise ArgumentError("mask is for rows of ydata: leave observations out of xdata and ydata instead.")
     if restarts is not None:
         raise ArgumentError(f"restarts = {shown(restarts)} is for rows of ydata: leave it out for one fit.")
+    if isinstance(xdata, list | tuple) and all(isinstance(entry, Real) for entry in xdata):
+        xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
     whiten = _whitening(sigma, y)
@@ -128,14 +131,20 @@ def curve_fit(
 
     def residuals(p: Any) -> Any:
         curve = f(xdata, *p)
-        return whiten((curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1) - y)
+        values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
+        if len(values) not in (1, len(y)):
+            raise ArgumentError(
+                f"f returned {len(values)} values for {len(y)} observations: pass xdata and ydata of the same length, "
+                "and return one value for each observation."
+            )
+        return whiten(values - y)
 
     def jacobian(p: Any) -> Any:
         assert callable(jac)
         matrix = jac(xdata, *p)
         return whiten(matrix.detach() if isinstance(matrix, Tensor) else np.asarray(matrix))
 
-    result = least_squares(residuals, start, jacobian if callable(jac) else jac, bounds, **options)
+    result = least_squares(residuals, start, jacobian if callable(jac) else jac, bounds, **passed_on)
     if not result.success:
         raise NotConvergedError(
             f"p0 = {shown(p0)} led to no fit: {result.message} Start closer to the solution, or allow more evaluations."
@@ -146,8 +155,10 @@ def curve_fit(
     return (result.x, pcov, result, result.message, int(result.status)) if full_output else (result.x, pcov)
 
 
-def _check_options(options: Mapping[str, Any], is_rows: bool) -> None:
-    """Raise an error for an option that one fit, or rows of them, do not have."""
+def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any]:
+    """Return the options to pass on; one that one fit, or rows of them, do not have is an error."""
+    if not options:
+        return {}
     for_one = _keywords(least_squares) - {"args", "kwargs"}
     for_rows = {item.name for item in fields(RunOptions)}
     known, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
@@ -159,6 +170,7 @@ def _check_options(options: Mapping[str, Any], is_rows: bool) -> None:
             )
         raise ArgumentError(f"{problem} is for rows of ydata: leave it out for one fit.")
     reject_arguments("curve_fit", options, known | _keywords(curve_fit))
+    return {**options}
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:

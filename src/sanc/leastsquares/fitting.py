@@ -33,7 +33,7 @@ from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.run import LeastSquaresRun
-from sanc.minimisation.arguments import reject_arguments
+from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.preconditioners import build_factor
@@ -110,7 +110,7 @@ def least_squares(
 
     Returns
     -------
-    sanc.minimisation.result.Result
+    Result
         SciPy's entries: x, cost, fun (residuals), jac (Jacobian), grad, optimality, active_mask, nfev, njev, status (a
         `Status`), message, success. Also nit, nhev, history, certificate (in scaled variables) and second_order
         (whether the last model had the second-order term); with bounds active, multipliers and weakly_active. Calls of
@@ -126,9 +126,9 @@ def least_squares(
     """
     if others:
         reject_arguments("least_squares", others, inspect.signature(least_squares).parameters)
-    for name, function in (("fun", fun), ("callback", callback)):
-        if not callable(function) and not (name == "callback" and function is None):
-            raise ArgumentTypeError(f"{name} = {shown(function)} cannot be called: pass a function.")
+    if not callable(fun):
+        raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function.")
+    check_callback(callback, 1, "pass a function of the point, called as callback(x)")
     if jac is not None and not callable(jac) and jac not in SCHEMES:
         raise ArgumentError(f"jac = {shown(jac)} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
     require_number("tol", tol)

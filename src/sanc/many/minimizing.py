@@ -21,7 +21,7 @@ from sanc.many.functions import FunctionProblem, LargeFunctionProblem, RowFuncti
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.many.result import ManyResult
 from sanc.many.running import Progress, RowRun, RunLimits, rows_in_memory
-from sanc.minimisation.arguments import reject_arguments
+from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
@@ -162,10 +162,7 @@ class RunOptions:
         require_number("max_time", self.max_time)
         require_integer("seed", self.seed, 0, none=False)
         require(isinstance(self.progress, bool), "progress", self.progress, "pass True or False")
-        if self.callback is not None and not callable(self.callback):
-            raise ArgumentTypeError(
-                f"callback = {shown(self.callback)} cannot be called: pass a function of the progress."
-            )
+        check_callback(self.callback, 1, "pass a function of the progress, called as callback(progress)")
         if self.chunk_size != "auto":
             require_integer("chunk_size", self.chunk_size, 1, none=False)
         return RunLimits(

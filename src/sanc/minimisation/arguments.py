@@ -1,11 +1,12 @@
-"""Errors for arguments that a function does not have, with those it has instead."""
+"""Errors for arguments that a function does not have, with those it has instead, and for callbacks."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sanc.errors import ArgumentError, nearest, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
 
 _REPLACEMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("maxiter", "max_steps", "niter", "n_iter", "num_iters"), ("max_iter",)),
@@ -31,3 +32,19 @@ def reject_arguments(function: str, given: Mapping[str, Any], known: Collection[
         elif name not in _REPLACEMENTS:
             remedy = nearest(name, known, remedy)
         raise ArgumentError(f"{name} = {shown(value)} is not an argument of {function}: {remedy}")
+
+
+def check_callback(callback: Any, count: int, remedy: str) -> None:
+    """Raise an error unless `callback` is None, or can be called with so many arguments."""
+    problem = "is no function"
+    if callback is None:
+        return
+    if callable(callback):
+        try:
+            inspect.signature(callback).bind(*range(count))
+            return
+        except ValueError:  # some functions written in C have no signature
+            return
+        except TypeError as mismatch:
+            problem = f"is called with {count} argument{'s' * (count > 1)} ({mismatch})"
+    raise ArgumentTypeError(f"callback = {shown(callback)} {problem}: {remedy}.")

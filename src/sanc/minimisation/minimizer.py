@@ -27,7 +27,6 @@ from sanc.core.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,
-    ArgumentTypeError,
     is_number,
     one_of,
     require,
@@ -37,8 +36,9 @@ from sanc.errors import (
 )
 from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minimisation.arguments import check_callback
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
-from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
+from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torch_modes
 from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import Result
 from sanc.options import MinimizeOptions
@@ -136,11 +136,11 @@ def minimize(
         `preset`.
     jac, hess, hessp : callable, optional
         Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
-        torch differentiates `fun`, or JAX if `x0` holds arrays of JAX. Without `hess` and `hessp`, or with the name of
-        a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and "cs" (the complex
-        step) compute the gradient from n, up to 2n and n values, for functions that torch cannot differentiate. The
-        steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables far smaller than 1.
-        Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
+        torch differentiates `fun`, or JAX if `x0` or the value of `fun` are arrays of JAX. Without `hess` and `hessp`,
+        or with the name of a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and
+        "cs" (the complex step) compute the gradient from n, up to 2n and n values, for functions that torch cannot
+        differentiate. The steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables
+        far smaller than 1. Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
@@ -211,7 +211,7 @@ def minimize(
 
     Returns
     -------
-    sanc.minimisation.result.Result
+    Result
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
         products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
@@ -431,15 +431,16 @@ def _sample_sizes(
 
 def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool) -> Callable[[Run], bool]:
     """Return the function that prints a line and calls the callback after an iteration, and returns whether to stop."""
-    if callback is not None and not callable(callback):
-        raise ArgumentTypeError(f"callback = {shown(callback)} cannot be called: pass a function of the point.")
     try:
-        parameters = {} if callback is None else dict(inspect.signature(callback).parameters)
+        parameters = dict(inspect.signature(callback).parameters) if callable(callback) else {}
     except ValueError:  # some functions written in C have no signature
         parameters = {}
     by_name = set(parameters) == {"intermediate_result"}
     required = [p for p in parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     with_state = len(required) == 2  # callback(xk, state), as "trust-constr" calls it
+    if not by_name:
+        forms = "callback(x), callback(x, intermediate_result) or callback(intermediate_result=…)"
+        check_callback(callback, 2 if with_state else 1, f"pass a function that is called as {forms}")
 
     def report(run: Run) -> bool:
         record = run.history[-1]
@@ -503,23 +504,24 @@ def scipy_method(
     bounds: Any = None,
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
-    scheme: str = "3-point",
+    scheme: str | None = None,
     **options: Any,
 ) -> Result:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.
     `options` may hold every keyword argument of `sanc.minimize`, also ``method`` for a member of the family, and
-    SciPy's names. Without `jac` the gradient is computed from differences of values.
+    SciPy's names. Without `jac` JAX differentiates its functions, and the gradient of others is computed from
+    differences of values.
 
     Parameters
     ----------
     fun, x0, args, jac, hess, hessp, bounds, constraints, callback
         What `scipy.optimize.minimize` passes on. They mean the same as in `sanc.minimize`. An update strategy as `hess`
         is not used: products are differences of gradients.
-    scheme : {"3-point", "2-point", "cs"}
-        The differences if `jac` is no function. SciPy does not pass on a scheme that is given as ``jac="2-point"``, so
-        give it as ``options={"scheme": "2-point"}``.
+    scheme : {"3-point", "2-point", "cs"}, optional
+        The differences if `jac` is no function; by default "3-point". SciPy does not pass on a scheme that is given as
+        ``jac="2-point"``, so give it as ``options={"scheme": "2-point"}``.
     **options
         The `options` of `scipy.optimize.minimize`.
 
@@ -533,7 +535,8 @@ def scipy_method(
     """
     hess = None if isinstance(hess, HessianUpdateStrategy) else hess  # products replace the quasi-Newton update
     if (jac is None or jac is False) and (hess is None or isinstance(hess, str)) and hessp is None:
-        jac = one_of("scheme", scheme, SCHEMES)
+        is_automatic = scheme is None and hess is None and is_of_jax(fun, x0, args)
+        jac = None if is_automatic else one_of("scheme", "3-point" if scheme is None else scheme, SCHEMES)
     derivatives = {"jac": jac, "hess": hess, "hessp": hessp}
     limits = {"bounds": bounds, "constraints": constraints}
     return minimize(fun, x0, args, callback=callback, **derivatives, **limits, options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
 from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
-from sanc.functions.with_jax import holds_jax_arrays, is_from_jax, jax_derivatives
-from sanc.minimisation.trees import Tree, is_tree
+from sanc.functions.with_jax import holds_jax_arrays, is_from_jax, jax_array, jax_derivatives
+from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
 
@@ -54,8 +55,11 @@ def build_oracle(
     """
     if not isinstance(args, tuple):
         args = (args,)
-    if callable(fun) and (jac, hess, hessp) == (None, None, None) and holds_jax_arrays(x0):
-        jac, hessp = jax_derivatives(fun)
+    if callable(fun) and (jac, hess, hessp) == (None, None, None):
+        if is_of_jax(fun, x0, args):
+            x0 = _mapped(jax_array, x0)
+        if holds_jax_arrays(x0):
+            jac, hessp = jax_derivatives(fun)
     if is_tree(x0) and not isinstance(fun, FiniteSum | Oracle):
         tree = Tree(x0, name)
         value, gradient, matrix, product = _flat_functions(tree, fun, jac, hess, hessp)
@@ -94,6 +98,24 @@ def build_oracle(
         kind = SecantOracle if scheme != "cs" and len(flat) <= SECANT_VARIABLES else DifferenceOracle
         return kind(fun, start, scheme=scheme, args=args), flat, unflatten
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, unflatten
+
+
+def is_of_jax(fun: Any, x0: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether a function of an array of NumPy, or a tree of them, returns an array of JAX.
+
+    If nothing has imported JAX, or the point holds tensors, the function is not called.
+    """
+    if "jax" not in sys.modules or any(isinstance(leaf, Tensor) for _, leaf in tree_leaves(x0, "")):
+        return False
+    try:
+        return holds_jax_arrays(fun(_mapped(np.array, x0), *args))
+    except Exception:  # torch functions reject arrays of NumPy
+        return False
+
+
+def _mapped(function: Callable[[Any], Any], x0: Any) -> Any:
+    """Return a function of an array, or the tree with the function of each leaf."""
+    return map_tree(function, x0) if is_tree(x0) else function(x0)
 
 
 def _unflattener(start: Any) -> Unflatten:
@@ -223,8 +245,8 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
         except (RuntimeError, TypeError) as problem:
             if is_from_jax(problem):
                 raise ArgumentTypeError(
-                    "fun is a function of JAX, and x0 is no array of JAX: pass jax.numpy.asarray(x0), so that JAX "
-                    "differentiates fun, or its gradient as jac."
+                    "fun is a function of JAX, and x0 is a tensor or fun fails for arrays of NumPy: pass "
+                    "jax.numpy.asarray(x0), so that JAX differentiates fun, or its gradient as jac."
                 ) from problem
             frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):

@@ -16,7 +16,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, re
 
 Groups = Sequence[Mapping[str, Any]]
 
-_FOREIGN_ENTRIES = {"name", "param_names", "initial_lr"}
+_FOREIGN_ENTRIES = {"name", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr"}
 """Entries that torch, its schedulers and loggers of learning rates write into groups, or read from them."""
 _TYPES = (torch.float32, torch.float64, *LOW_PRECISION)
 """Types of parameters. Those of low precision may be used beside float32."""

@@ -46,6 +46,8 @@ _OF_MINIMIZE = {
 """Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
+_LONGEST_WARM_UP = 500
+"""Averaged steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
 
 class CubicOptimizer(Optimizer):
@@ -160,24 +162,28 @@ class CubicOptimizer(Optimizer):
             )
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)
         method = self._without_products(method, leaves, options)
-        seed = mode.seed(None if seed is None else int(seed))
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
+        defaults = CubicOptimizer.__init__.__kwdefaults__ or {}
+        self._changed_arguments = {name: given for name, given in driver_options.items() if given != defaults[name]}
+        driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
+        self._driver.warned_of_small_lr = largest_lr < _LR_WARNING_LIMIT
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_driver": self._driver}
+        return super().__getstate__() | {"_driver": self._driver, "_changed_arguments": self._changed_arguments}
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}    {self._preset_and_changes()}\n    {STYLES[self.style]}\n)"
 
     def _preset_and_changes(self) -> str:
-        """Return the preset that the method is nearest to, and the settings in which they differ."""
+        """Return the preset that the method is nearest to, and the settings and arguments that were changed."""
         method = self._driver.method
         bases = {name: _with_krylov_limit(compose(self.method, name, {}), {}) for name in PRESETS}
         changes = {name: changes_from(base, method) for name, base in bases.items()}
         preset = min(changes, key=lambda name: len(changes[name]))
-        return f"preset: {preset}" + (f" with {', '.join(changes[preset])}" if changes[preset] else "")
+        changed = changes[preset] + [f"{name}={shown(value)}" for name, value in self._changed_arguments.items()]
+        return f"preset: {preset}" + (f" with {', '.join(changed)}" if changed else "")
 
     @property
     def style(self) -> str:
@@ -276,6 +282,7 @@ class CubicOptimizer(Optimizer):
                 loss = driver.step((closure, others[0], others[1]), self._leaves(), parameters)
             driver.mode.finish_step(self.param_groups, driver.iteration)
         self._warn_of_unreached()
+        self._warn_of_small_lr()
         return loss
 
     def _leaves(self) -> Leaves:
@@ -310,6 +317,23 @@ class CubicOptimizer(Optimizer):
         warnings.warn(
             f"the loss of the first step does not reach {names}{unnamed}: check that the model uses them; if they "
             "should not change, leave them out of params or set their requires_grad to False.",
+            stacklevel=5,
+        )
+
+    def _warn_of_small_lr(self) -> None:
+        """Warn once if a schedule has kept every `lr` small: it falls again, or does not end its warm-up."""
+        iteration, state = self._driver.iteration, self._driver.iteration.state
+        if self._driver.warned_of_small_lr or not (iteration.averages and state.steps):
+            return
+        if state.peak_rate >= _LR_WARNING_LIMIT:
+            return
+        if max(iteration.rates) == state.peak_rate and state.steps < _LONGEST_WARM_UP:
+            return  # it may still rise
+        self._driver.warned_of_small_lr = True
+        warnings.warn(
+            f"lr was at most {state.peak_rate:.3g} in {state.steps} averaged steps: it is a factor on the step size "
+            "that the method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it "
+            "out.",
             stacklevel=5,
         )
 
