@@ -30,6 +30,7 @@ PAGES = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for
 @pytest.mark.parametrize(("old", "new", "wrong"), [
     ("", "", []), ("| 12 |", "| 11 |", ["sanc | 11 | 1 | 2"]), ("2.50 | 3", "3 | 2.50", ["peer | 30 | 3 | 2.50"]),
     ("| f |", "| g |", ["no recomputed table has the columns method, g, f ratio, f ratio"]),
+    ("| sanc | 12 | 1 | 2 |", "| peer | 30 | 2.50 | 3 |", ["peer | 30 | 2.50 | 3"]),  # the same row twice
     ("2 of 2", "1 of 2", ["not on the page: sanc solves 2 of 2."]), ("| peer | 30 | 2.50 | 3 |\n", "", []),
 ])  # fmt: skip
 def test_a_number_that_does_not_follow_from_the_runs_is_found(old, new, wrong):
