@@ -244,6 +244,15 @@ def test_only_the_iterations_write_records_and_states():
                 assert target.attr not in names, f"{path}:{target.lineno}"
 
 
+def test_tests_of_endings_change_nothing_in_the_run():
+    """Only what moves the run on writes it: the loop, changes of the face, and the recovery at saddles."""
+    writers = {"core/faces.py", "core/loop.py", "core/resume.py", "core/saddle.py", "leastsquares/fitting.py",
+               "minimisation/minimizer.py"}  # fmt: skip
+    found = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
+             if getattr(target.value, "id", "") == "run"}  # fmt: skip
+    assert found == writers
+
+
 @pytest.mark.parametrize(
     "kind",
     [*VALUES, *(type(p) for p in PIECES)],

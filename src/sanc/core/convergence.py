@@ -1,4 +1,7 @@
-"""Tests whether a run on an exact objective has converged, stalled or diverged at its current point."""
+"""Tests whether a run on an exact objective has converged, stalled or diverged at its current point.
+
+They return endings, and change nothing in the run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from sanc.core.curvature import Certificate
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.record import Branch, Note
 from sanc.core.run import Run
-from sanc.core.saddle import leave_saddle
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import CONTINUE, Ending, Status
@@ -30,38 +32,49 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
     """Return the ending at the current point: not finite, unbounded, or stationary; otherwise the run continues."""
     if not (math.isfinite(value) and math.isfinite(grad_norm)):
         return Ending(Status.NO_GRADIENT if run.iterations else Status.NOT_FINITE)
-    run.first_value = value if math.isnan(run.first_value) else run.first_value
     if run.first_value - value > (abs(run.first_value) + run.units.value) / run.oracle.space.eps**2:
         return Ending(Status.UNBOUNDED)
-    return _stationary_ending(run) if grad_norm <= run.tol else CONTINUE
+    return stationary_ending(run) if grad_norm <= run.tol else CONTINUE
 
 
-def _stationary_ending(run: Run) -> Ending:
-    """Return the ending at a stationary point, or a direction of negative curvature to leave it."""
-    if run.oracle.convex and not run.limits.certify:
+def stationary_ending(run: Run) -> Ending:
+    """Return the ending at a stationary point, or a direction of negative curvature to leave it; with a certificate."""
+    if _needs_no_curvature(run):
         return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
-    measures_units = not run.iterations and max_products is None and run.oracle.space.dim > 0
-    if measures_units:
-        run.initial_units = measure_first_units(run)
-        if run.oracle.gradient_of_caller:
-            cause = consistency.check_small_gradient(run.oracle, run.x, run.initial_units.length)
-            if cause:
-                return Ending(Status.INCONSISTENT, cause)
+    measured = _measures_units(run)
+    if measured and run.oracle.gradient_of_caller:
+        cause = consistency.check_small_gradient(run.oracle, run.x, run.initial_units.length)
+        if cause:
+            return Ending(Status.INCONSISTENT, cause)
     if run.iterations and not run.limits.certify:
         affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // 10)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
-    run.certificate = cert = replace(cert, products=cert.products + 1) if measures_units else cert
+    cert = replace(cert, products=cert.products + 1) if measured else cert
     if not cert.saddle:
-        return _ending_without_saddle(run, cert)
-    if cert.inconsistent:
-        return _asymmetry_ending(cert)
-    if not run.needs_products:
-        return Ending(Status.FIRST_ORDER)
-    if run.stall.has_stalled:
-        return CONTINUE if leave_saddle(run) else Ending(Status.FIRST_ORDER)
-    return Ending(direction=v)
+        ending = _ending_without_saddle(run, cert)
+    elif cert.inconsistent:
+        ending = _asymmetry_ending(cert)
+    else:
+        ending = Ending(direction=v) if run.needs_products else Ending(Status.FIRST_ORDER)
+    return replace(ending, certificate=cert)
+
+
+def _needs_no_curvature(run: Run) -> bool:
+    """Whether a stationary point is a minimum without a certificate."""
+    return run.oracle.convex and not run.limits.certify
+
+
+def _measures_units(run: Run) -> bool:
+    """Whether the units are measured before the certificate of the first point."""
+    return not run.iterations and run.limits.max_products is None and run.oracle.space.dim > 0
+
+
+def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
+    """Whether the run is at its first point and this is stationary, so that no iteration measures the units."""
+    is_stationary = math.isfinite(value) and grad_norm <= run.tol
+    return _measures_units(run) and is_stationary and not _needs_no_curvature(run)
 
 
 def measure_first_units(run: Run) -> Units:
@@ -102,7 +115,7 @@ def _asymmetry_ending(cert: Certificate) -> Ending:
 
 
 def stall_ending(run: Run) -> Ending:
-    """Return the ending of a stalled run, with its cause."""
+    """Return the ending of a stalled run, with its cause; without a status if the point is to be tested again."""
     stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
@@ -128,9 +141,7 @@ def _roundoff_ending(run: Run) -> Ending:
     if not run.limits.default_tol:
         cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
-    run.gradient_rounding = error
-    ending = _stationary_ending(run)
-    return Ending(Status.STALLED) if ending.status is None else ending
+    return Ending(gradient_rounding=error)
 
 
 def _difference_error_cause(run: Run) -> str:

@@ -6,7 +6,13 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.convergence import measure_first_units, point_ending, stall_ending
+from sanc.core.convergence import (
+    measure_first_units,
+    needs_first_units,
+    point_ending,
+    stall_ending,
+    stationary_ending,
+)
 from sanc.core.faces import enter_face, release_weak_bounds
 from sanc.core.record import Record
 from sanc.core.run import Run
@@ -38,16 +44,42 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     run.prepare()
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
-    ending = point_ending(run, value, run.gradient_norm(g))
+    ending = _test_point(run, value, run.gradient_norm(g))
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall.has_stalled:
-        return CONTINUE if leave_saddle(run) else stall_ending(run)
+        return CONTINUE if leave_saddle(run) else _stalled_ending(run, ending)
     before = run.x
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome)
     return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length, run.needs_products)
+
+
+def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
+    """Test whether the run ends at its point, and record what the test measures."""
+    run.first_value = value if math.isnan(run.first_value) else run.first_value
+    if needs_first_units(run, value, grad_norm):
+        run.initial_units = measure_first_units(run)
+    return _with_certificate(run, point_ending(run, value, grad_norm))
+
+
+def _with_certificate(run: Run, ending: Ending) -> Ending:
+    """Record the certificate of a test, if it has one."""
+    run.certificate = run.certificate if ending.certificate is None else ending.certificate
+    return ending
+
+
+def _stalled_ending(run: Run, ending: Ending) -> Ending:
+    """Return the ending of a stalled run that found no lower point along negative curvature."""
+    if ending.direction is not None:
+        return Ending(Status.FIRST_ORDER)
+    ending = stall_ending(run)
+    if not ending.gradient_rounding:
+        return ending
+    run.gradient_rounding = ending.gradient_rounding
+    ending = _with_certificate(run, stationary_ending(run))
+    return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending
 
 
 def _leave_weak_bounds(run: Run) -> bool:

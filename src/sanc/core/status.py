@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from sanc.core.curvature import Certificate
 from sanc.core.space import Vector
 
 
@@ -58,11 +59,17 @@ class Ending:
         A sentence about the ending, in addition to that of its status.
     direction : vector or None
         A direction of negative curvature, along which the next iteration leaves a stationary point.
+    certificate : Certificate or None
+        That of the point, if the test computed it.
+    gradient_rounding : float
+        The rounding error of the gradient, if the point has to be tested again with this tolerance.
     """
 
     status: Status | None = None
     cause: str = ""
     direction: Vector | None = None
+    certificate: Certificate | None = None
+    gradient_rounding: float = 0.0
 
 
 CONTINUE = Ending()
