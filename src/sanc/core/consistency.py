@@ -35,15 +35,21 @@ _RELIABLE_ERRORS = 4.0
 _DIFFERENCE_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
+ASYMMETRY_FACTOR = 10.0
+"""Squared asymmetry of products, in units of the sum of their squared errors, that these errors explain."""
 NONLINEARITY_FACTOR = 10.0
 """Asymmetry of products, in units of their nonlinearity, that inaccuracy explains: ten errors, as for differences."""
 _REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 ENDING_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
-_NOISE_SPACING, _LEAST_FRACTION = 1e3, 1e-2
+NOISE_SPACING, LEAST_FRACTION = 1e3, 1e-2
 """Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
 that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length."""
+NOISE_DIFFERENCES = 3
+"""Differences from which the noise of gradients is estimated are of this order."""
+NOISE_GAIN = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
+"""Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
@@ -112,9 +118,9 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length: float) -> floa
 def estimate_gradient_noise(oracle: Oracle, x: Vector, length: float, seed: int = 0) -> float:
     """Estimate the noise of the gradient near x from third differences on a line, as `check_noise` does for f."""
     differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length, seed)]
-    for _ in range(3):
+    for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
-    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(20.0 * len(differences))  # (3!)²/6! = 1/20
+    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(NOISE_GAIN * len(differences))
 
 
 def check_small_gradient(oracle: Oracle, x: Vector, length: float) -> str:
@@ -282,9 +288,9 @@ def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORT
 
 
 def _points_on_line(space: Space, x: Vector, length: float, seed: int) -> list[Vector]:
-    """Return seven points around x on a random line, `_NOISE_SPACING` rounding errors of x apart."""
+    """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, 7)))
-    step = _NOISE_SPACING * space.eps * max(space.norm(x), _LEAST_FRACTION * length) / space.norm(d)
+    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * length) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 

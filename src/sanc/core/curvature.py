@@ -28,6 +28,11 @@ from sanc.core.space import Floats, Vector
 _DENSE_TESTS = 40
 """Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
 less than a product, and more than 40 products are needed in small dimensions only."""
+_SPARSE_TESTS = 5
+"""One end of a spectrum is bounded at intervals of a fifth of the dimension: a certificate needs many products if it
+needs more than a few."""
+_CONVERGED_RESIDUAL = 0.1
+"""Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
 _MEASURED_ERRORS = 4
 """Products of `find_extremes` whose difference error is measured, which costs as much as a product. The others count
 with the largest of these errors: all have unit vectors at one point, so that their errors hardly differ."""
@@ -374,7 +379,7 @@ def _extend_until_decided(
 ) -> CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
     lower, is_large = -math.inf, process.space.dim > _SMALL_DIM
-    for must_stop in process.extend_between_tests(max_products, 5, time_is_up):
+    for must_stop in process.extend_between_tests(max_products, _SPARSE_TESTS, time_is_up):
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.factor, relative_error)
@@ -393,5 +398,5 @@ def _is_decided(
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     if bound.lower >= -tolerance:
         return True
-    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= 0.1 * abs(theta)
+    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _CONVERGED_RESIDUAL * abs(theta)
     return has_converged and theta + bound.rounding < -tolerance

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sanc.core import cubic
-from sanc.core.consistency import NONLINEARITY_FACTOR, measure_nonlinearity
+from sanc.core.consistency import ASYMMETRY_FACTOR, NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
@@ -43,6 +43,12 @@ _FIRST_BOUND_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
 _ROUGH_FACTOR = 1.0 / 3.0
 """Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
+_BASIS_ENTRIES, _BASIS_DIMS = 50_000_000, (50, 1000)
+"""Entries of a stored basis, 400 MB in float64, and the least and the largest number of its vectors."""
+_SMALLEST_SHIFT = 1e-16
+"""The first lower limit of trial shifts, relative to the upper one: the precision of float64."""
+_NEGLIGIBLE_RESIDUAL = 0.01
+"""Share of the residual in a bound below which roundoff alone limits it: the accuracy of the bound itself."""
 _HOST_DRAWS = 2**24
 """Largest dimension in which start vectors are drawn on the host, equal for all devices: a tenth of a second."""
 
@@ -149,7 +155,7 @@ class MonitoredLanczos:
         Hessian is linear. So if the asymmetry exceeds roundoff, the nonlinearity is measured and counts as an error.
         """
         dim, eps = self.krylov.dim, self.space.eps
-        allowed = dim * eps * hessian_norm * hessian_norm + 10.0 * self.difference_error_squared
+        allowed = dim * eps * hessian_norm * hessian_norm + ASYMMETRY_FACTOR * self.difference_error_squared
         nonlinear_error_squared = 0.0
         if self.asymmetry_squared > allowed:
             if self._nonlinearity is None:
@@ -190,8 +196,9 @@ def _power_of_two(norm: float) -> float:
 
 
 def affordable_dim(dim: int) -> int:
-    """Return the number of basis vectors that fit 400 MB in float64, at least 50 and at most 1000."""
-    return min(1000, max(50, 50_000_000 // dim))
+    """Return the number of basis vectors that fit into `_BASIS_ENTRIES`, between the limits of `_BASIS_DIMS`."""
+    least, most = _BASIS_DIMS
+    return min(most, max(least, _BASIS_ENTRIES // dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +311,7 @@ def bound_missed_eigenvalues(
         return np.exp(np.minimum(logarithm, 0.0))
 
     high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
-    low = max(rounding, 1e-16 * high)
+    low = max(rounding, _SMALLEST_SHIFT * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _GRID
         shifted = gaps + shifts[:, None]
@@ -314,7 +321,8 @@ def bound_missed_eigenvalues(
         low = float(shifts[max(possible_count - 1, 0)])
         high = float(shifts[min(possible_count, len(shifts) - 1)])
     bound = max(low, high)
-    return bound, krylov.last_beta == 0.0 or float(residual_term(bound, gaps + bound)) < 0.01 * start_component
+    negligible = _NEGLIGIBLE_RESIDUAL * start_component
+    return bound, krylov.last_beta == 0.0 or float(residual_term(bound, gaps + bound)) < negligible
 
 
 def _row_norms(rows: Floats) -> Floats:

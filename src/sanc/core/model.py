@@ -23,6 +23,10 @@ SAMPLED_KRYLOV_DIM = 5
 """J with samples if `krylov_dim` is None, as in the paper: a sampled Hessian is not exact."""
 _NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
+_TEST_DIVISOR, _LEAST_TEST_INTERVAL = 5, 8
+"""The stopping test is made again after a fifth more products, or eight if μ predicts ‖∇m‖ at no cost."""
+_PREDICTION_FACTOR = 2.0
+"""Factor by which a predicted ‖∇m‖ may be too large: the test is made if it is below this many tolerances."""
 TOLERANCE_SHARE = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
@@ -330,13 +334,15 @@ class _TestSchedule(NamedTuple):
     def after(cls, dim: int, multiplier: float | None) -> _TestSchedule:
         """Return the schedule after a test at a dimension; `multiplier` is the μ of its step if μ predicts ‖∇m‖."""
         if multiplier is None:
-            return cls(dim + max(1, dim // 5))
-        return cls(dim + 1, max(dim + 8, dim + dim // 5), multiplier)
+            return cls(dim + max(1, dim // _TEST_DIVISOR))
+        return cls(dim + 1, dim + max(_LEAST_TEST_INTERVAL, dim // _TEST_DIVISOR), multiplier)
 
     def is_early(self, krylov: Krylov, tolerance: float) -> bool:
         """Whether the test is left out at the present dimension."""
-        j = krylov.dim
-        return j < self.next_dim or (j < self.forced_dim and krylov.shifted_norms(self.multiplier)[1] > 2.0 * tolerance)
+        if krylov.dim < self.next_dim:
+            return True
+        limit = _PREDICTION_FACTOR * tolerance
+        return krylov.dim < self.forced_dim and krylov.shifted_norms(self.multiplier)[1] > limit
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:

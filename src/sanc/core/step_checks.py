@@ -20,6 +20,10 @@ _COMPARED_ITERATIONS = 5
 _ALLOWED_MISMATCHES = 2
 """Mismatches allowed in these iterations. After one more, differences of values decide."""
 
+_MISMATCH_ERRORS = 1e3
+"""Rounding errors of f that a mismatch has to exceed as well, as cancellation between terms larger than f."""
+_POOR_RHO = 0.5
+"""A step with a smaller ρ is a mismatch too: f decreased by less than half of what the model predicted."""
 _MISMATCH_TOLERANCE = 0.15
 """A step is a mismatch if the change of f differs by more than this, relatively, from the change that the gradients
 predict."""
@@ -102,5 +106,5 @@ def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
     s = step.after - step.before
     first, last = space.dot(step.g, s), space.dot(oracle.gradient(step.after)[1], s)
     difference = abs(record.trial_value - record.value - 0.5 * (first + last))
-    is_large = difference > _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + 1e3 * space.eps * abs(record.value)
-    return is_large or record.rho < 0.5
+    allowed = _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + _MISMATCH_ERRORS * space.eps * abs(record.value)
+    return difference > allowed or record.rho < _POOR_RHO

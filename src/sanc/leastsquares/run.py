@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sanc.core.consistency import ASYMMETRY_FACTOR
 from sanc.core.curvature import Certificate
 from sanc.core.oracle import Oracle
 from sanc.core.run import Run
@@ -180,7 +181,7 @@ class LeastSquaresRun(Run):
         eps, norm = oracle.space.eps, max(-float(values[0]), float(values[-1]))
         asymmetry = 0.5 * float(np.linalg.norm(matrix - matrix.T))
         errors = math.sqrt(dim) * error
-        if asymmetry > math.hypot(math.sqrt(dim * eps) * norm, math.sqrt(10.0) * errors):
+        if asymmetry > math.hypot(math.sqrt(dim * eps) * norm, math.sqrt(ASYMMETRY_FACTOR) * errors):
             return None
         rounding = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, errors, asymmetry)
         certificate = Certificate(

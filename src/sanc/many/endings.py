@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sanc.core.consistency import LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_GAIN, NOISE_SPACING
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.status import Status
 from sanc.many.algebra import multiply_decomposed
@@ -38,14 +39,14 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
     d = torch.randn(x.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(x.device)
-    length = torch.maximum(rows.x_norm, 1e-2 * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
-    step = (1e3 * problem.eps * length)[:, None] * d * rows.scale
+    length = torch.maximum(rows.x_norm, LEAST_FRACTION * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
+    step = (NOISE_SPACING * problem.eps * length)[:, None] * d * rows.scale
     points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
     if rows.lower is not None:
         points = [point.clamp(rows.lower, rows.upper) for point in points]
     gradients = torch.stack([problem.gradients(point, rows.ids) * rows.scale for point in points])
-    differences = gradients.diff(n=3, dim=0)
-    return (differences.square().sum((0, 2)) / (20.0 * len(differences))).sqrt()
+    differences = gradients.diff(n=NOISE_DIFFERENCES, dim=0)
+    return (differences.square().sum((0, 2)) / (NOISE_GAIN * len(differences))).sqrt()
 
 
 def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:

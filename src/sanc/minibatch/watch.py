@@ -30,6 +30,8 @@ unlikely."""
 NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 """Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
+_ROUNDOFF = 100.0
+"""Rounding errors by which equal losses of two batches may differ: a sum over the rows in another order."""
 WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
@@ -50,7 +52,7 @@ def compare_batches(state: State, value: float, noise: float, eps: float) -> tup
     is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by more than
     that, or after one that differs by ten times as much.
     """
-    difference = abs(value - state.last_loss) - 100.0 * eps * abs(value)
+    difference = abs(value - state.last_loss) - _ROUNDOFF * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
     if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
         steps_since_halving, reference_loss = 0, value
