@@ -31,7 +31,7 @@ less than a product, and more than 40 products are needed in small dimensions on
 _SPARSE_TESTS = 5
 """One end of a spectrum is bounded at intervals of a fifth of the dimension: a certificate needs many products if it
 needs more than a few."""
-_CONVERGED_RESIDUAL = 0.1
+_RITZ_RESIDUAL = 0.1
 """Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
 _MEASURED_ERRORS = 4
 """Products of `find_extremes` whose difference error is measured, which costs as much as a product. The others count
@@ -398,5 +398,5 @@ def _is_decided(
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     if bound.lower >= -tolerance:
         return True
-    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _CONVERGED_RESIDUAL * abs(theta)
+    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _RITZ_RESIDUAL * abs(theta)
     return has_converged and theta + bound.rounding < -tolerance

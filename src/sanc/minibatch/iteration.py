@@ -282,7 +282,7 @@ class MinibatchIteration:
         ):
             return None
         value, g = oracle.gradient(self.gradient_point(x))
-        self._update_state(eta_reduction=0.5 * state.eta_reduction)
+        self._halve_eta()
         record = Record(state.iteration, value=value, grad_norm=oracle.norm(g), trials=2, note="the loss rose")
         return self._return_to_safe_point(x, oracle, record)
 
@@ -383,16 +383,15 @@ class MinibatchIteration:
         if self._unread is None:
             return
         (scalars, copy, record, eps), self._unread = self._unread, None
-        state, results = self._state, StepResults(*copy.read())
+        results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             self._late_record = self._averaged_record(record, scalars, results, eps)
             self._update_state(**updates.changes_by_results(self._state, self.settings, scalars, results))
             return
         note = "the gradient of the gradient sample is not finite"
         self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
-        count = state.nonfinite_batches + 1
-        self._update_state(nonfinite_batches=count, eta_reduction=(1.0 if count < 2 else 0.5) * state.eta_reduction)
-        watch.report_nonfinite(self._state, note, math.nan, results.grad_norm)
+        if self._count_nonfinite(note, math.nan, results.grad_norm):
+            self._halve_eta()
 
     def _expect_projections(self) -> None:
         """If the last step found a change of x by the caller, expect more of them in the next steps."""
@@ -470,17 +469,26 @@ class MinibatchIteration:
         value = value if oracle.has_values else math.nan
         quantity = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
         note = f"the {quantity} of the gradient sample is not finite"
-        state = self._update_state(nonfinite_batches=self.state.nonfinite_batches + 1)
-        watch.report_nonfinite(self._state, note, value, grad_norm)
+        is_repeated, state = self._count_nonfinite(note, value, grad_norm), self.state
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
-        if state.nonfinite_batches < 2:
+        if not is_repeated:
             return x, record
         if state.safe_point is not None and oracle.has_values:
             record = replace(record, trials=1)
             if not math.isfinite(oracle.gradient_sample_value(state.safe_point)):  # the batch is the cause
                 return x, record
-        self._update_state(eta_reduction=0.5 * state.eta_reduction)
+        self._halve_eta()
         return self._return_to_safe_point(x, oracle, record)
+
+    def _count_nonfinite(self, note: str, value: float, grad_norm: float) -> bool:
+        """Count a batch that is not finite, and return whether the one before was not finite either."""
+        state = self._update_state(nonfinite_batches=self._state.nonfinite_batches + 1)
+        watch.report_nonfinite(state, note, value, grad_norm)
+        return state.nonfinite_batches > 1
+
+    def _halve_eta(self) -> None:
+        """Halve η, until the last steps are aligned."""
+        self._update_state(eta_reduction=0.5 * self._state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
