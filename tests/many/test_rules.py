@@ -20,7 +20,7 @@ from sanc.core.units import Units, measure_units
 from sanc.many import algebra, rules
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
-from sanc.many.rows import Point, Rows, Spectra
+from sanc.many.rows import RowPoints, Rows, Spectra
 from sanc.presets import PRESETS
 
 VERDICTS = (Verdict.UNSUCCESSFUL, Verdict.SUCCESSFUL, Verdict.VERY_SUCCESSFUL)
@@ -201,7 +201,7 @@ def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_
     g, x = rng.standard_normal((60, 4)), rng.uniform(-1.0, 1.0, (60, 4))
     lower, upper = x - rng.uniform(0.0, 0.7, (60, 4)), x + rng.uniform(0.0, 0.7, (60, 4))
     values, vectors = torch.linalg.eigh(torch.from_numpy(matrices))
-    point = Point(*map(torch.from_numpy, (x, np.zeros(60), g, matrices)))
+    point = RowPoints(*map(torch.from_numpy, (x, np.zeros(60), g, matrices)))
     rows = Rows.start(torch.arange(60), point, *map(torch.from_numpy, (lower, upper)))
     rows.free, rows.sigma = torch.ones(60, 4, dtype=torch.bool), torch.ones(60, dtype=torch.float64)
     c = (vectors.mT @ point.g[:, :, None])[:, :, 0]
@@ -245,7 +245,7 @@ def test_rows_are_taken_put_joined_and_chosen_with_all_their_parts():
     def rows(first):
         numbers = torch.arange(first, first + 4, dtype=torch.float64)
         matrix = numbers[:, None, None].expand(4, 2, 2)
-        point = Point(matrix[:, 0], numbers, matrix[:, 0], matrix, {"norms": matrix[:, 0]})
+        point = RowPoints(matrix[:, 0], numbers, matrix[:, 0], matrix, {"norms": matrix[:, 0]})
         return Rows.start(numbers.long(), point, matrix[:, 0], None)
 
     def numbers(group):

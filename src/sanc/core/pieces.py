@@ -120,7 +120,11 @@ class Subspace(Protocol):
         """Return the vector v of the left-most Ritz pair, with ‖v‖ = 1; called only if `ritz_value` is not NaN."""
 
     def trial_point(self, x: Vector, step: CubicStep) -> Vector:
-        """Return x + s for a step that the model proposed."""
+        """Return x + s for a step that the model proposed.
+
+        f is evaluated there next, so that the memory of the products is better released before; a later product may
+        allocate it again.
+        """
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""

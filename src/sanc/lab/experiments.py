@@ -43,7 +43,7 @@ class Variant:
         return method_for(self.method, **self.arguments)
 
 
-def settings_of(method: str, *presets: str) -> set[str]:
+def setting_names(method: str, *presets: str) -> set[str]:
     """Return the names of the settings that a method has in any of these presets, by default in any preset."""
     found: set[str] = set()
     for preset in presets or LAB_PRESETS:
@@ -170,7 +170,7 @@ class RunSpec:
         if method == "sgd":
             options = {"lr": rate}
         elif method in METHODS:
-            settings = settings_of(method, preset)
+            settings = setting_names(method, preset)
             options = {name: value for name, value in options.items() if name in settings}
         return Variant(method, preset, options)
 
@@ -211,7 +211,7 @@ def by_settings(panels: Iterable[Panel], values: Mapping[str, Sequence[Any]], pr
     ArgumentError
         If a setting is unknown, has a value that its piece does not allow, or is a setting of none of the methods.
     """
-    known = set().union(*(settings_of(method) for method in METHODS)) - {"name", "exact"}
+    known = set().union(*(setting_names(method) for method in METHODS)) - {"name", "exact"}
     for name in values:
         one_of("--set", name, known)
     return [_by_settings(panel, values, preset) for panel in panels] if values else list(panels)
@@ -245,8 +245,8 @@ def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str)
 def _settings_on(panel: Panel, method: str, preset: str) -> set[str]:
     """Return the names of the settings that a method has on a panel: on networks SGD is torch's, and has a rate."""
     if not panel.network:
-        return settings_of(method, preset)
-    return {"lr"} if method == "sgd" else settings_of(method, preset) - {"sampling"}
+        return setting_names(method, preset)
+    return {"lr"} if method == "sgd" else setting_names(method, preset) - {"sampling"}
 
 
 def _plain(value: Any) -> str:

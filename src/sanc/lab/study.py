@@ -45,7 +45,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
         one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
     problem = one_of("problem", given["problem"], PROBLEMS)
     methods, options = experiments.check_methods(given["methods"]), given["options"]
-    settings = {method: experiments.settings_of(method) for method in sanc.METHODS}
+    settings = {method: experiments.setting_names(method) for method in sanc.METHODS}
     for key in options:
         one_of("option", key, set().union(*settings.values()))
         if not any(key in settings[method] for method in methods):

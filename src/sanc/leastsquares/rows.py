@@ -19,7 +19,7 @@ from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import Point, Problem, Rows, Spectra
+from sanc.many.rows import Problem, RowPoints, Rows, Spectra
 from sanc.many.spectra import decompose
 
 _WORTH_OF_HESSIAN = 0.5
@@ -84,7 +84,7 @@ class FitProblem(Problem):
         value = 0.5 * self.model.residuals(x, self._data_of(ids)).double().square().sum(1)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
+    def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
         square, matrix = (r * r).sum(1), gram(columns)
         more = {
@@ -94,7 +94,7 @@ class FitProblem(Problem):
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
             "gauss_newton": matrix,
         }
-        return Point(x, 0.5 * square, multiply(columns, r), matrix, more)
+        return RowPoints(x, 0.5 * square, multiply(columns, r), matrix, more)
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
@@ -119,7 +119,7 @@ class FitProblem(Problem):
 
     # Units of the variables, and tolerances.
 
-    def prepare(self, rows: Rows, before: Point | None) -> None:
+    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
         """Scale the variables by the largest column norms so far; at a stationary point, by those of the point."""
         x, more = rows.point.x, rows.point.more
         norms, weighted = more["norms"], more["residual_norm"]
@@ -137,7 +137,7 @@ class FitProblem(Problem):
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         rows.curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
 
-    def _add_second_order_term(self, rows: Rows, before: Point | None) -> None:
+    def _add_second_order_term(self, rows: Rows, before: RowPoints | None) -> None:
         """Use the whole Hessian in rows where the second-order term is worth it, as measured along the last step."""
         late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
         if before is None or not bool(late.any()):
@@ -161,7 +161,7 @@ class FitProblem(Problem):
         powers = torch.where(exponents.isfinite(), -exponents, 0.0)
         return torch.exp2(powers.clamp(-self._exponent_limit, self._exponent_limit))
 
-    def _rescale(self, rows: Rows, exponents: Tensor, before: Point | None) -> None:
+    def _rescale(self, rows: Rows, exponents: Tensor, before: RowPoints | None) -> None:
         """Change the units of the variables; σ and the lengths change so that the last model keeps its terms."""
         rows.point = replace(rows.point, more=rows.point.more | {"exponents": exponents})
         x, g, old = rows.point.x, rows.point.g, rows.scale

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
 from sanc.many.algebra import multiply, multiply_decomposed
-from sanc.many.rows import Rows, Trial
+from sanc.many.rows import Rows, RowTrials
 
 
-def fit_steps(rows: Rows, s: Tensor) -> Trial:
+def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     """Return the trial points of rows with the steps s, where those outside the box are replaced."""
     assert rows.lower is not None
     assert rows.upper is not None

@@ -16,7 +16,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
-from sanc.many.rows import Point, Problem, Rows, Spectra
+from sanc.many.rows import Problem, RowPoints, Rows, Spectra
 from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
@@ -243,15 +243,15 @@ class FunctionProblem(Problem):
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         return self.function.gradients(x, ids)[1].double()
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
+    def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g = self.function.gradients(x, ids)
         matrix = self.function.hessians(x, ids).double()
-        return Point(x, value.double(), g.double(), 0.5 * (matrix + matrix.mT))
+        return RowPoints(x, value.double(), g.double(), 0.5 * (matrix + matrix.mT))
 
     def spectra(self, rows: Rows) -> Spectra:
         return decompose(rows.point.matrix, rows, self.eps)
 
-    def prepare(self, rows: Rows, before: Point | None) -> None:
+    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
         rows.tol = rows.tol.clamp(min=self.tol)
         if self.curvature_tol is not None:
             rows.curvature_tol = torch.full_like(rows.tol, self.curvature_tol)
@@ -268,11 +268,11 @@ class LargeFunctionProblem(FunctionProblem):
 
     confidence = 0.99
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
+    def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g = self.function.gradients(x, ids)
         no_matrix = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
         more = {"complete": torch.zeros(len(x), dtype=torch.bool, device=x.device)}
-        return Point(x, value.double(), g.double(), no_matrix, more)
+        return RowPoints(x, value.double(), g.double(), no_matrix, more)
 
     def is_complete(self, rows: Rows) -> Tensor:
         return rows.point.more["complete"]

@@ -23,7 +23,19 @@ from sanc.many.algebra import multiply
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
-from sanc.many.rows import CUBIC, ESCAPE, LONGER, PENDING, RUNNING, WAITING, Accepted, Point, Problem, Rows, Trial
+from sanc.many.rows import (
+    CUBIC,
+    ESCAPE,
+    LONGER,
+    PENDING,
+    RUNNING,
+    WAITING,
+    Accepted,
+    Problem,
+    RowPoints,
+    Rows,
+    RowTrials,
+)
 
 _HASH_FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """2⁶⁴ over the golden ratio, as a signed integer: the factor of Knuth's multiplicative hash."""
@@ -222,7 +234,7 @@ class ManyIteration:
             rows.set(places, part)
         return rejected
 
-    def _advance(self, part: Rows, found: Point) -> None:
+    def _advance(self, part: Rows, found: RowPoints) -> None:
         """Begin the next iteration of all rows at their accepted points."""
         before, accepted, step = part.point, part.accepted, part.accepted.trial
         end_derivative = (found.g * (found.x - before.x)).sum(1)
@@ -272,7 +284,7 @@ class ManyIteration:
 
     # The beginning of an iteration.
 
-    def _enter(self, rows: Rows, before: Point | None) -> None:
+    def _enter(self, rows: Rows, before: RowPoints | None) -> None:
         """Test rows at new points for their endings."""
         problem = self.problem
         problem.prepare(rows, before)
@@ -319,7 +331,7 @@ class ManyIteration:
         rows.spectra = self.problem.spectra(rows)
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
         self._test_curvature(rows, self.problem.is_complete(rows))
-        rows.trial, rows.trials = Trial.pending(rows.point.x), torch.zeros_like(rows.trials)
+        rows.trial, rows.trials = RowTrials.pending(rows.point.x), torch.zeros_like(rows.trials)
         self._test_limits(rows)
 
     def _test_stall(self, rows: Rows) -> None:
@@ -383,7 +395,7 @@ class ManyIteration:
             rows.sigma = sigma
         steps = models.solve(rows.sigma, self._signs(rows))
         s = multiply(rows.spectra.vectors, steps.y) * rows.scale
-        rows.trial = Trial(
+        rows.trial = RowTrials(
             mode=torch.full_like(rows.trial.mode, CUBIC),
             x=rows.point.x + s.to(rows.point.x.dtype),
             sigma=rows.sigma,
@@ -406,7 +418,7 @@ class ManyIteration:
             part.trial = self._escape_steps(part)
             rows.set(places, part)
 
-    def _escape_steps(self, rows: Rows) -> Trial:
+    def _escape_steps(self, rows: Rows) -> RowTrials:
         """Return an escape step of all rows as trial point: along negative curvature or the gradient."""
         spectra = rows.spectra
         along, size = rules.choose_branch(spectra.ritz_value, spectra.hessian_norm, rows.grad_norm, rows.sigma)
@@ -429,7 +441,7 @@ class ManyIteration:
         return 1.0 - 2.0 * (hashed < 0).double()
 
 
-def _without_failed(point: Point, failed: Tensor) -> Point:
+def _without_failed(point: RowPoints, failed: Tensor) -> RowPoints:
     """Return points with gradients and curvature 0 in rows that have failed, so that no later operation fails."""
     g = torch.where(failed[:, None], 0.0, point.g)
     return replace(point, g=g, matrix=torch.where(failed[:, None, None], 0.0, point.matrix))

@@ -84,7 +84,7 @@ def _like(chosen: Tensor, entry: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Point(Group):
+class RowPoints(Group):
     """Points, with what was evaluated there.
 
     Attributes
@@ -137,7 +137,7 @@ class Spectra(Group):
 
 
 @dataclass(frozen=True)
-class Trial(Group):
+class RowTrials(Group):
     """Trial points, with their steps.
 
     Attributes
@@ -161,7 +161,7 @@ class Trial(Group):
     truncated: Tensor
 
     @classmethod
-    def pending(cls, x: Tensor) -> Trial:
+    def pending(cls, x: Tensor) -> RowTrials:
         """Return rows without a trial point."""
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         mode = torch.full(zero.shape, PENDING, device=x.device)
@@ -175,7 +175,7 @@ class Accepted(Group):
     `verdict` is the class of the first accepted step of the iteration.
     """
 
-    trial: Trial
+    trial: RowTrials
     value: Tensor
     sigma: Tensor
     verdict: Tensor
@@ -189,9 +189,9 @@ class Rows(Group):
     ----------
     ids : Tensor
         The numbers of the rows in the call of the user.
-    point, spectra : Point, Spectra
+    point, spectra : RowPoints, Spectra
         The current points, and the spectra of their curvature.
-    trial, accepted : Trial, Accepted
+    trial, accepted : RowTrials, Accepted
         The trial points, and the accepted ones.
     lower, upper : Tensor or None
         The bounds.
@@ -217,9 +217,9 @@ class Rows(Group):
     """
 
     ids: Tensor
-    point: Point
+    point: RowPoints
     spectra: Spectra
-    trial: Trial
+    trial: RowTrials
     accepted: Accepted
     lower: Tensor | None
     upper: Tensor | None
@@ -246,11 +246,11 @@ class Rows(Group):
     halvings: Tensor
 
     @classmethod
-    def start(cls, ids: Tensor, point: Point, lower: Tensor | None, upper: Tensor | None) -> Rows:
+    def start(cls, ids: Tensor, point: RowPoints, lower: Tensor | None, upper: Tensor | None) -> Rows:
         """Return rows at their starting points, whose scales, tolerances and spectra are still to be set."""
         zero = torch.zeros_like(point.value)
         none, count = zero.bool(), zero.long()
-        trial = Trial.pending(point.x)
+        trial = RowTrials.pending(point.x)
         return cls(
             ids=ids,
             point=point,
@@ -330,11 +330,11 @@ class Problem:
         """Return the gradients of some rows, in float64."""
         raise NotImplementedError
 
-    def evaluate(self, x: Tensor, ids: Tensor) -> Point:
+    def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         """Return points of some rows, with values, gradients and curvature."""
         raise NotImplementedError
 
-    def prepare(self, rows: Rows, before: Point | None) -> None:
+    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
         """Set scales and tolerances of rows at new points; `before` has the points before the last step."""
         raise NotImplementedError
 
