@@ -199,6 +199,7 @@ def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
 def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
     """Return the initial parameters: those given, or ones, or points between finite bounds."""
     if p0 is not None:
+        _check_count(f, p0.numel() if isinstance(p0, Tensor) else np.size(p0), p0)
         if isinstance(p0, Tensor) or not isinstance(y, Tensor):
             return p0 if isinstance(p0, Tensor) else np.atleast_1d(np.asarray(p0, np.float64))
         return torch.as_tensor(p0, dtype=y.dtype, device=y.device)
@@ -214,6 +215,21 @@ def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
         sides = [np.broadcast_to(np.asarray(side, np.float64), start.shape) for side in (lower, upper)]
         start = np.array([_between(*pair) for pair in zip(*sides, strict=True)])
     return torch.as_tensor(start, dtype=y.dtype, device=y.device) if isinstance(y, Tensor) else start
+
+
+def _check_count(f: Any, count: int, p0: Any) -> None:
+    """Raise an error if `f` cannot be called with xdata and so many parameters."""
+    try:
+        signature = inspect.signature(f)
+    except ValueError:
+        return
+    try:
+        signature.bind(None, *[None] * count)
+    except TypeError as error:
+        raise ArgumentError(
+            f"p0 = {shown(p0)} has {count} parameters, but f{signature} cannot be called with xdata and {count} more "
+            f"arguments ({error}): pass one number for each parameter of f."
+        ) from None
 
 
 def _between(lower: float, upper: float) -> float:
