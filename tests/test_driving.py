@@ -586,7 +586,7 @@ def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, st
         drive(style, model, opt, [data])
         warned += [step] if recwarn else []
         for warning in recwarn.list:
-            text = f"lr was at most {max(factors):g} in {step} averaged steps.*Let the schedule rise to 1"
+            text = f"lr was at most {max(factors):g} in {step} steps.*Let the schedule rise to 1"
             assert re.match(text, str(warning.message)) and warning.filename == drive.__code__.co_filename
         recwarn.clear()
     assert warned == ([] if warned_at is None else [warned_at])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sanc
+from sanc.minibatch.averaging import HostCopy
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.metrics.base import due_parts
 from sanc.minibatch.scale import rate_factor
@@ -91,6 +92,20 @@ def test_results_that_are_read_late_change_no_step(monkeypatch, changes):
     at_once, _ = trained(50, read=read)
     assert torch.equal(late, at_once)
     assert records[:2] == records[2:] and records[0] != records[1]
+
+
+def test_a_step_without_closures_does_not_read_its_results(monkeypatch):
+    """On a GPU the host would wait for the device; they are read in the next step."""
+    p = nn.Parameter(torch.randn(6, 4))
+    opt, events = sanc.SANC([p], seed=0), []
+    read, written = HostCopy.read, HostCopy.__init__
+    monkeypatch.setattr(HostCopy, "read", lambda self: events.append("read") or read(self))
+    monkeypatch.setattr(HostCopy, "__init__", lambda self, t: events.append("copy") or written(self, t))
+    for k in range(40):
+        p.grad = torch.randn(6, 4)
+        opt.step()
+        assert k < 30 or events[-1] == "copy"
+    assert events[-6:] == ["read", "copy"] * 3
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_if_it_is_read_late():

@@ -87,7 +87,7 @@ class Driver:
         self._record: Record | None = None
         self.last_leaves: Leaves | None = None
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
-        self.warned_of_small_lr = False  # whether the warning about small factors on the step size was given
+        self.peak_lr, self.lr_steps = 0.0, 0  # the largest `lr`, and steps while it was small; ∞: it is not watched
         self.at_average = True
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
         self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Never, Unpack
@@ -47,7 +48,7 @@ _OF_MINIMIZE = {
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
 _LONGEST_WARM_UP = 500
-"""Averaged steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
+"""Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
 
 class CubicOptimizer(Optimizer):
@@ -168,7 +169,8 @@ class CubicOptimizer(Optimizer):
         driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
-        self._driver.warned_of_small_lr = largest_lr < _LR_WARNING_LIMIT
+        if largest_lr < _LR_WARNING_LIMIT or not self._driver.iteration.averages:
+            self._driver.peak_lr = math.inf
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_driver": self._driver, "_changed_arguments": self._changed_arguments}
@@ -322,20 +324,19 @@ class CubicOptimizer(Optimizer):
 
     def _warn_of_small_lr(self) -> None:
         """Warn once if a schedule has kept every `lr` small: it falls again, or does not end its warm-up."""
-        iteration, state = self._driver.iteration, self._driver.iteration.state
-        if self._driver.warned_of_small_lr or not (iteration.averages and state.steps):
+        driver = self._driver
+        if driver.peak_lr >= _LR_WARNING_LIMIT:
             return
-        if state.peak_rate >= _LR_WARNING_LIMIT:
+        lr = max(group["lr"] for group in self.param_groups)
+        falls, driver.peak_lr, driver.lr_steps = lr < driver.peak_lr, max(driver.peak_lr, lr), driver.lr_steps + 1
+        if driver.peak_lr >= _LR_WARNING_LIMIT or not (falls or driver.lr_steps >= _LONGEST_WARM_UP):
             return
-        if max(iteration.rates) == state.peak_rate and state.steps < _LONGEST_WARM_UP:
-            return  # it may still rise
-        self._driver.warned_of_small_lr = True
         warnings.warn(
-            f"lr was at most {state.peak_rate:.3g} in {state.steps} averaged steps: it is a factor on the step size "
-            "that the method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it "
-            "out.",
+            f"lr was at most {driver.peak_lr:.3g} in {driver.lr_steps} steps: it is a factor on the step size that the "
+            "method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it out.",
             stacklevel=5,
         )
+        driver.peak_lr = math.inf
 
     def _is_empty_step(self) -> bool:
         """Return whether every `lr` and gradient is zero.
