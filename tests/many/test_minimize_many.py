@@ -50,6 +50,16 @@ def test_rows_agree_with_single_runs_on_the_zoo(problem):
         assert reached is not None or problem.reached(one.fun) is None
 
 
+@pytest.mark.parametrize("exponent", [-545, -500, 300])
+def test_rows_are_not_stationary_because_squares_underflow(exponent):
+    c = 2.0**exponent
+    tolerances = {"tol": 1e-8 * c, "curvature_tol": 1e-4 * c}
+    start = torch.full((1, 2), 3.0, dtype=torch.float64)
+    res = sanc.minimize_many(lambda x: c * (((x**2 - 1) ** 2).sum() + 0.1 * x[0]), start, **tolerances)
+    plain = sanc.minimize_many(lambda x: ((x**2 - 1) ** 2).sum() + 0.1 * x[0], start)
+    assert bool(res.success) and torch.allclose(res.x, plain.x, rtol=1e-6)
+
+
 @pytest.mark.parametrize("saddle", [s for s in zoo.SADDLES if s.n <= 12][::2], ids=lambda s: s.name)
 def test_rows_leave_saddles(saddle):
     res = sanc.minimize_many(saddle.fun, torch.as_tensor(saddle.x0).expand(2, -1).clone())

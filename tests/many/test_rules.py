@@ -12,15 +12,20 @@ import torch
 
 from sanc.core import cubic as core_cubic
 from sanc.core.box_model import _BoxModel, _Quadratic
+from sanc.core.consistency import estimate_gradient_rounding
 from sanc.core.escape import choose_branch
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch
+from sanc.core.saddle import _lower_point
 from sanc.core.stall import StallMonitor
 from sanc.core.units import Units, measure_units
+from sanc.functions.oracle import CallableOracle
 from sanc.many import algebra, rules
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
+from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import RowPoints, Rows, Spectra
+from sanc.many.spectra import decompose
 from sanc.presets import PRESETS
 
 VERDICTS = (Verdict.UNSUCCESSFUL, Verdict.SUCCESSFUL, Verdict.VERY_SUCCESSFUL)
@@ -227,6 +232,81 @@ def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_
         assert float(found.predicted[k]) >= -(1.0 - 1e-9) * model.evaluate(model._cauchy_point())[0]
         ratios.append(float(found.predicted[k]) / model.minimise(np.clip(s[k].numpy(), model.lower, model.upper))[1])
     assert np.median(ratios) > 0.9  # the core makes further steps in the box
+
+
+def near_maxima(count=30, n=4):
+    """Return f, its gradient and Hessian, and points within 1e-9 of a maximum; some f have no gradient far away."""
+    rng = np.random.default_rng(6)
+    shifts, units = rng.uniform(-3.0, 3.0, (count, n)), 10.0 ** rng.uniform(-3.0, 3.0, count)
+    x = shifts + 1e-9 * rng.standard_normal((count, n))
+    ends = np.where(np.arange(count) % 3, np.inf, 1e-4)  # of the domain of the gradient
+
+    def value(x, k):
+        return units[k] * (10.0 + np.cos(x - shifts[k]).sum(-1))
+
+    def gradient(x, k):
+        inside = np.abs(x - shifts[k]).max(-1) < ends[k]
+        return np.where(inside[..., None], -units[k][..., None] * np.sin(x - shifts[k]), np.nan)
+
+    hessians = -units[:, None, None] * np.cos(x - shifts)[:, :, None] * np.eye(n)
+    return value, gradient, hessians, x
+
+
+class _NearMaxima:
+    """The rows of `near_maxima`, as far as endings need them."""
+
+    eps = 2.0**-52
+
+    def __init__(self):
+        self.value, self.gradient, self.hessians, self.x = near_maxima()
+
+    def values(self, x, ids):
+        return torch.from_numpy(self.value(x.numpy(), ids.numpy()))
+
+    def gradients(self, x, ids):
+        return torch.from_numpy(self.gradient(x.numpy(), ids.numpy()))
+
+    def evaluate(self, x, ids):
+        return RowPoints(x, self.values(x, ids), self.gradients(x, ids), torch.from_numpy(self.hessians)[ids])
+
+    def rows(self):
+        ids = torch.arange(len(self.x))
+        rows = Rows.start(ids, self.evaluate(torch.from_numpy(self.x), ids), None, None)
+        rows.x_norm = torch.linalg.vector_norm(rows.point.x, dim=1)
+        rows.spectra = decompose(rows.point.matrix, rows, self.eps)
+        return rows
+
+
+def test_rows_leave_maxima_as_the_core_does():
+    """The same points along ± the same eigenvector, also if gradients are not finite beyond some of them."""
+    problem = _NearMaxima()
+    rows = problem.rows()
+    points, places = leave_saddles(problem, rows)
+    assert places.tolist() == list(range(30))
+    for k in range(30):
+        value, one = problem.value, np.array(k)
+        oracle = CallableOracle(lambda x: value(x, one), problem.x[k], jac=lambda x: problem.gradient(x, one))
+        run = SimpleNamespace(oracle=oracle, x=problem.x[k], units=Units())
+        lowest, v = SimpleNamespace(lambda_min=float(rows.spectra.ritz_value[k])), rows.spectra.vectors[k, :, 0].numpy()
+        np.testing.assert_allclose(points[k].numpy(), _lower_point(run, lowest, v), rtol=1e-12)
+
+
+def test_rounding_errors_of_gradients_are_of_the_size_that_the_core_estimates():
+    """The random vectors differ, so the estimates agree within a factor."""
+    problem = _NearMaxima()
+    rows = problem.rows()
+    found = rounding_of_gradients(problem, rows)
+    for k in range(30):
+        value, one = problem.value, np.array(k)
+        derivatives = {"jac": lambda x: problem.gradient(x, one), "hessp": lambda x, v: problem.hessians[one] @ v}
+        oracle = CallableOracle(lambda x: value(x, one), problem.x[k], **derivatives)
+        single = estimate_gradient_rounding(oracle, problem.x[k], 1.0)
+        assert single / 4.0 < float(found[k]) < 4.0 * single
+
+
+def test_norms_whose_squares_are_out_of_range():
+    vectors = torch.tensor([[3.0, -4.0], [3e-200, 4e-200], [3e200, 4e200], [0.0, 0.0]], dtype=torch.float64)
+    assert algebra.norms_of(vectors).tolist() == pytest.approx([5.0, 5e-200, 5e200, 0.0], rel=1e-15)
 
 
 @pytest.mark.parametrize("has_mkl", [False, True])

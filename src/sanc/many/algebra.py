@@ -31,6 +31,12 @@ def multiply_decomposed(values: Tensor, vectors: Tensor, v: Tensor) -> Tensor:
     return multiply(vectors, multiply_transposed(vectors, v) * values)
 
 
+def norms_of(vectors: Tensor) -> Tensor:
+    """Return the Euclidean norms of many vectors, also of those whose squares underflow or overflow."""
+    _, exponents = torch.frexp(vectors.abs().amax(1))
+    return torch.ldexp(torch.linalg.vector_norm(torch.ldexp(vectors, -exponents[:, None]), dim=1), exponents)
+
+
 def gram(rows: Tensor) -> Tensor:
     """Return MMᵀ of each row."""
     if not _has_long_rows(rows):

@@ -74,6 +74,8 @@ def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
             d = (spectra.vectors[:, :, 0] * (side * sign * step)[:, None] * part.scale).to(x.dtype)
             value = problem.values(x + d, part.ids)
             lower = searching & (value < below) & (value > -torch.inf)
+            if bool(lower.any()):
+                lower = lower & problem.gradients(x + d, part.ids).isfinite().all(1)
             best = torch.where(lower[:, None], x + d, best)
             below = torch.where(lower, value, below)
             searching = searching & (lower | ~lowered)

@@ -19,7 +19,7 @@ from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.many import rules
-from sanc.many.algebra import multiply
+from sanc.many.algebra import multiply, norms_of
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
@@ -313,6 +313,8 @@ class ManyIteration:
         """Test the curvature of rows with a small gradient; those without the whole Hessian wait for `certify`."""
         stationary = stationary & (rows.status == RUNNING)
         if bool(stationary.any()):
+            g = rows.point.g * rows.scale * (1.0 if rows.box is None else rows.free)
+            stationary = stationary & (norms_of(g) <= rows.tol)  # squares may have underflowed
             complete = self.problem.is_complete(rows)
             rows.status = torch.where(stationary & ~complete, WAITING, rows.status)
             self._test_curvature(rows, stationary & complete)
