@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import math
 import re
@@ -393,11 +392,6 @@ def test_a_rule_for_sigma_needs_no_more_than_its_method(rule, sigma0):
         assert np.array_equal(found.x, expected.x) and found.status is expected.status and found.nfev == expected.nfev
 
 
-def test_an_import_of_the_former_module_names_the_new_ones():
-    with pytest.raises(ImportError, match=r"SigmaUpdate from sanc, and SigmaRule .* from sanc\.extend"):
-        importlib.import_module("sanc.core.judge")
-
-
 def test_a_class_of_rules_for_sigma_replaces_ours(pieces):
     """σ is half the last one after an accepted step, and twice it after each rejected trial."""
     given = {"jac": rosen_der, "preset": "paper", "max_iter": 12, "escape": sanc.Stay()}
@@ -588,12 +582,48 @@ def test_what_is_no_subspace_is_named(monkeypatch):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod)
 
 
-@pytest.mark.parametrize("name", ["losses", "derivatives"])
+@pytest.mark.parametrize("name", ["losses", "derivatives", "second_derivatives"])
 def test_the_shape_of_a_loss_of_the_margins_is_checked(monkeypatch, name):
     problem = sanc.problems.Logistic(np.eye(3), np.array([1, 0, 1]))
     monkeypatch.setattr(type(problem), name, lambda self, z: np.float64(1.0))
     with pytest.raises(sanc.ArgumentError, match=rf"Logistic.{name} returned an array of shape \(\): .* \(3,\)"):
         sanc.minimize(problem, np.zeros(3))
+
+
+def test_an_oracle_without_space_or_counters_is_named(pieces):
+    class Bare(pieces.Quartic):
+        def __init__(self):
+            pass
+
+    with pytest.raises(sanc.ArgumentTypeError, match=r"has no space and no meter: set self\.space = sanc\.extend\."):
+        sanc.minimize(Bare(), np.ones(3))
+
+
+def test_an_oracle_that_returns_no_operator_is_named(pieces, monkeypatch):
+    monkeypatch.setattr(pieces.Quartic, "hessian", lambda self, x: None)
+    with pytest.raises(sanc.ArgumentTypeError, match=r"hessian\(\) of .* returned None: return a sanc.extend.Operator"):
+        sanc.minimize(pieces.Quartic(np.ones(3)), np.full(3, 2.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantSize(sanc.StepScale):
+    """Steps of one size, in units of a typical weight."""
+
+    def size(self, state):
+        return state.weight_unit * self.scale
+
+
+def test_a_step_size_of_the_caller_replaces_ours():
+    """It is that of settings without growth, decay and distance bound."""
+    runs = []
+    for step in (ConstantSize(scale=0.02), sanc.StepScale(scale=0.02, warm_up=0, slow_down=0, distance=0.0)):
+        torch.manual_seed(0)
+        weights, opt_batches = torch.nn.Parameter(torch.randn(4, 3)), torch.randn(30, 8, 4)
+        opt = sanc.SANC([weights], step=step, curvature=False, seed=0)
+        for batch in opt_batches:
+            opt.step(lambda batch=batch: (batch @ weights).square().mean())
+        runs.append(weights.detach().clone())
+    assert torch.equal(*runs)
 
 
 @pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])

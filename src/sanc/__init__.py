@@ -42,7 +42,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
     from sanc.minibatch.metrics.kronecker import Kronecker
-    from sanc.minibatch.settings import Average, Minibatch, StepScale
+    from sanc.minibatch.scale import StepScale
+    from sanc.minibatch.settings import Average, Minibatch
     from sanc.minimisation import Certificate, Result, Status, certificate, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
     from sanc.presets import METHODS, PRESETS, method_for
@@ -151,7 +152,8 @@ _HOMES = {
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),
     "sanc.minibatch.metrics.kronecker": ("Kronecker",),
-    "sanc.minibatch.settings": ("Average", "Minibatch", "StepScale"),
+    "sanc.minibatch.scale": ("StepScale",),
+    "sanc.minibatch.settings": ("Average", "Minibatch"),
     "sanc.minimisation": ("Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"),
     "sanc.optim": ("ARC", "CR", "CRM", "NCD", "SANC", "SCR"),
     "sanc.presets": ("METHODS", "PRESETS", "method_for"),

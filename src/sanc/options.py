@@ -13,7 +13,8 @@ from sanc.autograd.products import HvpMode
 from sanc.core.method import Method
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings
 from sanc.minibatch.metrics.base import Metric
-from sanc.minibatch.settings import Average, Minibatch, StepScale
+from sanc.minibatch.scale import StepScale
+from sanc.minibatch.settings import Average, Minibatch
 
 __all__ = ["ArgminOptions", "CurveFitOptions", "MinimizeOptions", "OptimizerOptions"]
 

@@ -23,8 +23,7 @@ from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.scale import step_size, typical_matrix, weight_unit
-from sanc.minibatch.settings import StepScale
+from sanc.minibatch.scale import typical_matrix, weight_unit
 from sanc.minibatch.state import State
 from sanc.sums.oracle import SumOracle
 
@@ -302,8 +301,8 @@ def test_a_typical_matrix_whose_entries_others_hold():
     ],
 )
 def test_steps_of_wide_networks_grow_with_the_root_of_their_number(width, warm_up, expected):
-    settings = StepScale(warm_up=warm_up, slow_down=0, scale=1.0)
-    sizes = [step_size(State(0, weight_unit=1.0, width=width, steps=steps), settings) for steps in (0, 9, 99, 399)]
+    settings = sanc.StepScale(warm_up=warm_up, slow_down=0, scale=1.0)
+    sizes = [settings.size(State(0, weight_unit=1.0, width=width, steps=steps)) for steps in (0, 9, 99, 399)]
     assert sizes == pytest.approx(expected, rel=1e-12)
 
 

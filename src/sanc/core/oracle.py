@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sanc.core.krylov import ColumnSource, Lanczos
 from sanc.core.record import Calls
 from sanc.core.space import Floats, Space, Vector
+from sanc.errors import ArgumentTypeError, shown
 
 T = TypeVar("T")
 
@@ -376,7 +377,12 @@ class CachedOracle(WrappedOracle):
         return self.inner.norm(v)
 
     def hessian(self, x: Vector) -> Operator:
-        return self.inner.hessian(x)
+        operator = self.inner.hessian(x)
+        if not isinstance(operator, Operator):
+            raise ArgumentTypeError(
+                f"hessian() of {shown(self.inner)} returned {shown(operator)}: return a sanc.extend.Operator."
+            )
+        return operator
 
     def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
         return self.inner.eigenbasis(x, places)

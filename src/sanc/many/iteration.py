@@ -313,7 +313,8 @@ class ManyIteration:
         """Test the curvature of rows with a small gradient; those without the whole Hessian wait for `certify`."""
         stationary = stationary & (rows.status == RUNNING)
         if bool(stationary.any()):
-            g = rows.point.g * rows.scale * (1.0 if rows.box is None else rows.free)
+            g = rows.point.g * rows.scale
+            g = g if rows.box is None or rows.free is None else g * rows.free
             stationary = stationary & (norms_of(g) <= rows.tol)  # squares may have underflowed
             complete = self.problem.is_complete(rows)
             rows.status = torch.where(stationary & ~complete, WAITING, rows.status)

@@ -1,53 +1,23 @@
-"""The settings of the iteration on samples: metric, step scale, average, and when the averaged phase begins."""
+"""The settings of the iteration on samples: metric, average, and when the averaged phase begins.
+
+Those of the step size are in `scale.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from sanc.core.pieces import required_members
-from sanc.core.settings import BELOW_INFINITY, BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.settings import BELOW_ONE, NOT_NEGATIVE, Piece, setting
 from sanc.errors import ArgumentTypeError, one_of, shown
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.metrics.diagonal import Diagonal
 from sanc.minibatch.metrics.identity import Identity
 from sanc.minibatch.metrics.kronecker import Kronecker
+from sanc.minibatch.scale import StepScale
 
 METRICS = {"kronecker": Kronecker, "diagonal": Diagonal, "none": Identity}
 """The metrics that have a name; others are passed as objects."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepScale(Piece):
-    """The size η of an averaged step s = −η M⁻¹g.
-
-    Attributes
-    ----------
-    scale : float
-        η, about the change of each coordinate, in units of a typical weight: the root mean square of a matrix's
-        entries at the first point, or 1/15 if they are zero.
-    distance : float
-        η = max(scale, distance·d), at most 2·scale unless the last steps are aligned, with d a lower bound of the
-        distance to a solution. 0: the bound is not used, and a reduced η does not grow back.
-    warm_up : int
-        Number of steps over which η grows to its value. Over the first n steps η grows at most as √(steps/n), with n
-        the typical smaller side of a matrix of parameters; 0: it does not grow.
-    slow_down : int
-        η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
-    horizon : int
-        Number of averaged steps of the run, if it is known: η falls linearly to zero over them, in place of
-        `slow_down`, and the average is one over fewer and fewer of the last iterates. 0: the number is not known.
-    lower_bound : float
-        A number that no loss is below. A step is shortened if to first order it would reduce the loss of its batch
-        below that. After a lower loss the bound is not used; −inf: there is none.
-    """
-
-    # docs/results/networks.md has the tasks on which these numbers were chosen, and an ablation.
-    scale: float = setting(0.15, POSITIVE)  # chosen on the development half; docs/constants.md has 0.05 and 0.4
-    distance: float = setting(2.0, NOT_NEGATIVE)  # row "fixed-scale" of the ablation has 0
-    warm_up: int = setting(20, COUNT)  # the means of the metric are over 1/(1 − 0.95) = 20 gradients
-    slow_down: int = setting(300, COUNT)  # chosen with `weighting` among five pairs; row "no-slow-down" has 0
-    horizon: int = setting(0, COUNT)
-    lower_bound: float = setting(0.0, BELOW_INFINITY)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from sanc.core.space import Space, Vector
 from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
-from sanc.minibatch.settings import Average, Minibatch, StepScale
+from sanc.minibatch.scale import StepScale
+from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import State
 
 _OUTLIER = 5.0
@@ -63,7 +64,7 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
         full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, _SMALLEST_NORM),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * scale.step_size(state, settings.step),
+        eta=rate * settings.step.size(state),
         average_weight=max(weight / (state.weight_sum + weight), _last_weight(state, settings))
         if settings.average.averaging
         else 1.0,

@@ -141,7 +141,13 @@ def _check_sum_arguments(
 
 
 def _check_oracle(fun: Oracle, start: Any, name: str, args: tuple[Any, ...], derivatives: Mapping[str, Any]) -> None:
-    """Raise an error for arguments that do not fit an oracle of the caller."""
+    """Raise an error for an oracle of the caller that lacks something, and for arguments that do not fit it."""
+    missing = [member for member in ("space", "meter") if not hasattr(fun, member)]
+    if missing:
+        raise ArgumentTypeError(
+            f"fun = {shown(fun)} has no {' and no '.join(missing)}: set self.space = sanc.extend.NumpySpace(n, dtype), "
+            "or Space(n, dtype, device), and self.meter = sanc.extend.Meter() in its constructor."
+        )
     if not fun.exact:
         raise ArgumentError(
             f"fun = {shown(fun)} draws samples: set exact = True if it evaluates the whole objective, or pass a "

@@ -192,11 +192,13 @@ class LinearSum(FiniteSum):
             )
         return values
 
+    def _second(self, w: Array) -> Any:
+        """Return the second derivatives at w, which have an entry or a row for each row of X."""
+        second = self.second_derivatives(self._margins(w))
+        return self._by_row("second_derivatives", second, (self.n, *np.shape(second)[1:]))
+
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        second, curvature = (
-            self.second_derivatives(self._margins(w)),
-            self.penalty.second_derivatives(self._coefficients(w)),
-        )
+        second, curvature = self._second(w), self.penalty.second_derivatives(self._coefficients(w))
 
         def product(v: Array) -> Array:
             total = np.zeros(self.dim, self.dtype)
@@ -231,7 +233,7 @@ class LinearSum(FiniteSum):
 
     def form_hessian(self, w: Array) -> Array:
         """Return ∇²f(w) as a float64 matrix, whatever it costs; X must be dense."""
-        second, width = self.second_derivatives(self._margins(w)), self.dim // self.columns
+        second, width = self._second(w), self.dim // self.columns
         total = np.zeros((self.dim, self.dim))
         for rows, X in self._blocks():
             for k, weights in enumerate(self._second_columns(second[rows])):
