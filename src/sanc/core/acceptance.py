@@ -16,6 +16,10 @@ from sanc.errors import is_number, require
 
 LONGER_STEP_RHO = 1.2
 """ρ above which the model underestimates the decrease, so that a longer step is tried."""
+DECIDING_REDUCTION = 0.5
+"""If roundoff hides the change of f, a step that reduces the gradient norm by this factor is accepted."""
+WORTHWHILE_GROWTH = 2.0
+"""Smallest factor between the norms of a longer step and the last one: less than a doubling is not worth a value."""
 CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
@@ -87,7 +91,7 @@ class RatioTest(Piece):
         )
         if within_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
-            if here.space.norm(g) <= 0.5 * here.grad_norm:
+            if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
         return actual, ROUNDING_ERRORS * eps * abs(value_at_x), note
 
@@ -99,7 +103,7 @@ class RatioTest(Piece):
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
-            if longer is None or longer.norm < 2.0 * decision.step_norm:  # less than a doubling is not worth a value
+            if longer is None or longer.norm < WORTHWHILE_GROWTH * decision.step_norm:
                 break
             trial = subspace.trial_point(here.x, longer)
             trial_value = here.evaluate(trial)

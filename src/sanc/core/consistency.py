@@ -48,7 +48,7 @@ NOISE_SPACING, LEAST_FRACTION = 1e3, 1e-2
 that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length."""
 NOISE_DIFFERENCES = 3
 """Differences from which the noise of gradients is estimated are of this order."""
-NOISE_GAIN = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
+DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
 
 
@@ -120,7 +120,7 @@ def estimate_gradient_noise(oracle: Oracle, x: Vector, length: float, seed: int 
     differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
-    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(NOISE_GAIN * len(differences))
+    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
 
 def check_small_gradient(oracle: Oracle, x: Vector, length: float) -> str:
@@ -281,7 +281,7 @@ def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORT
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, length, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
-        noise = float(np.sqrt(np.mean(np.diff(values, 3) ** 2) / 20.0))  # (3!)²/6! = 1/20
+        noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
     if not noise > limit * space.eps * float(np.max(np.abs(values))):
         return ""
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."

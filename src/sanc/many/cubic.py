@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.cubic import MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
+from sanc.core.cubic import BOUND_STEPS, MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
 
 _TINY = torch.finfo(torch.float64).tiny
 """Smallest divisor, so that 0/0 is 0. If the divisor is smaller, so is the dividend."""
-_BOUND_STEPS = 4
-"""Newton steps for the bound of σ, as in the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class CubicModels:
         largest μ at which one component alone has that norm.
         """
         mu = (self.c.abs() / max_norm - self.values).amax(0).clamp(min=0.0)
-        for _ in range(_BOUND_STEPS):
+        for _ in range(BOUND_STEPS):
             shifted = (self.values + mu).clamp(min=_TINY)
             terms = (self.c / shifted / max_norm).square()
             square = terms.sum(0)

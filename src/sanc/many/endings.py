@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.consistency import LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_GAIN, NOISE_SPACING
+from sanc.core.consistency import DIFFERENCE_VARIANCE, LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_SPACING
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.status import Status
 from sanc.many.algebra import multiply_decomposed
@@ -46,7 +46,7 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
         points = [point.clamp(rows.lower, rows.upper) for point in points]
     gradients = torch.stack([problem.gradients(point, rows.ids) * rows.scale for point in points])
     differences = gradients.diff(n=NOISE_DIFFERENCES, dim=0)
-    return (differences.square().sum((0, 2)) / (NOISE_GAIN * len(differences))).sqrt()
+    return (differences.square().sum((0, 2)) / (DIFFERENCE_VARIANCE * len(differences))).sqrt()
 
 
 def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:

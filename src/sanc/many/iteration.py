@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import CANCELLATION_ERRORS
+from sanc.core.acceptance import CANCELLATION_ERRORS, DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounds import Box
 from sanc.core.box_model import SHORTER_STEP
-from sanc.core.escape import HALVINGS
+from sanc.core.escape import HALVINGS, SMALLEST_NORM
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
@@ -129,7 +129,7 @@ class ManyIteration:
         rows.njev = rows.njev + within_cancellation
         if rows.lower is not None and rows.upper is not None:
             g = g * Box(rows.lower[places], rows.upper[places]).free(trial, g)
-        halved = torch.linalg.vector_norm(g, dim=1) <= 0.5 * rows.grad_norm[places]
+        halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[places]
         return actual.index_copy(0, places, torch.where(halved, predicted[places], actual[places]))
 
     def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class ManyIteration:
         part = rows.take(places)
         part.sigma = part.accepted.sigma
         self._propose(part)
-        is_longer = (part.trial.norm >= 2.0 * part.accepted.trial.norm) & (part.trial.mode == CUBIC)
+        is_longer = (part.trial.norm >= WORTHWHILE_GROWTH * part.accepted.trial.norm) & (part.trial.mode == CUBIC)
         part.trial = replace(part.trial, mode=torch.full_like(part.trial.mode, LONGER))
         kept = torch.nonzero(is_longer).reshape(-1)
         rows.set(places[kept], part.take(kept))
@@ -172,7 +172,7 @@ class ManyIteration:
         x, trial = rows.point.x, rows.trial
         halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
         rows.trial = halved.where(wanted, trial)
-        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=1e-300)
+        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=SMALLEST_NORM)
         return wanted & (is_short | (rows.halvings >= HALVINGS))
 
     def _propose_pending(self, rows: Rows) -> None:
@@ -357,7 +357,7 @@ class ManyIteration:
             again = places[moved]
             old = rows.take(again)
             fresh = Rows.start(old.ids, self.problem.evaluate(lower, old.ids), old.lower, old.upper)
-            for name in ("first_value", "scale", "tol", "nit", "nfev", "njev", "sigma"):
+            for name in ("first_value", "scale", "tol", "nit", "nfev", "njev"):
                 setattr(fresh, name, getattr(old, name))
             self._enter(fresh, None)
             rows.set(again, fresh)

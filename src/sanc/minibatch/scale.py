@@ -38,6 +38,8 @@ from sanc.minibatch.state import State
 
 _FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
+_TINY_CHANGE = 0.1
+"""Weights are tiny if a change of all of them by themselves changes the loss by less than this share of it."""
 _MAX_OVER_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
 _MAX_STRETCH = 2.0
@@ -211,7 +213,7 @@ def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
     """
     if weight == 0.0:
         return _FALLBACK_WEIGHT
-    required_change = math.inf if gradient_sum == 0.0 else 0.1 * abs(value) / gradient_sum
+    required_change = math.inf if gradient_sum == 0.0 else _TINY_CHANGE * abs(value) / gradient_sum
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
 
 
