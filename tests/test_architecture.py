@@ -303,8 +303,9 @@ def test_only_the_faces_ask_which_oracle_wraps_another():
 
 
 VAGUE = re.compile(
-    r"(?<![a-z])(slopes?|refus(?:e|es|ed|al)|forgets?|nobody|somebody|whoever|doubt(?:s|ed)?|promises?|at[_ ]rest|"
-    r"went[_ ]back|gains?|renew(?:s|ed|al|als)|mend(?:s|ed)?|tells|told)(?![a-z])"
+    r"(?<![a-z])(slopes?|refus(?:e|es|ed|al)|forgets?|nobody|somebody|whoever|doubt(?:s|ed)?|promise[sd]?|judge[sd]?|at[_ ]rest|"
+    r"went[_ ]back|gains?|renew(?:s|ed|al|als)|mend(?:s|ed)?|tells|told)(?![a-z])",
+    re.IGNORECASE,
 )
 """Words with several meanings, in prose and in parts of names. Those of the field are gradient norm and directional
 derivative, reject, reset, inconsistent, predicted decrease, stagnated and decrease."""
@@ -316,7 +317,8 @@ def test_prose_and_names_have_words_of_the_field():
     paths = {path for pattern in patterns for path in root.glob(pattern)} - {Path(__file__)}
     for path in paths - {root / "CHANGELOG.md"}:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            assert not (found := VAGUE.search(line)), f"{path}:{number}: {found}"
+            prose = re.sub("AT_REST|new Promise", "", line)  # a former name, and one of JavaScript
+            assert not (found := VAGUE.search(prose)), f"{path}:{number}: {found}"
 
 
 def names_in(path):

@@ -676,7 +676,7 @@ def test_an_exception_after_a_change_of_the_parameters_resets_nothing():
     ("forward-over-reverse", "in a product"),
 ])  # fmt: skip
 def test_a_failure_while_a_space_is_built_changes_nothing(hvp, where, monkeypatch):
-    # What a step lets go of to save memory comes back, and afterwards the run is the one that did not fail.
+    # What a step releases to save memory is computed again, and afterwards the run is the one that did not fail.
     extend = Krylov.extend
 
     def run(fails):

@@ -61,7 +61,7 @@ def test_the_direction_is_the_dense_one(refresh_after):
 
 
 def test_means_are_weighted_as_asked():
-    """The factors and, where no basis was turned, the squares, from their definitions."""
+    """The factors and, where no basis was rotated, the squares, from their definitions."""
     gs, weights = gradients(5), [1.0, 0.5, 0.2, 0.2, 0.1]
     metric, _ = learnt("kronecker", gs, weights)
     share = np.array([w * np.prod([1 - v for v in weights[k + 1 :]]) for k, w in enumerate(weights)])
@@ -83,8 +83,8 @@ def test_refreshing_finds_the_eigenvectors_of_the_factors():
     for parts in states(metric):
         for side in ("left", "right"):
             if side in parts:
-                turned = parts[f"{side}_basis"].mT @ parts[side] @ parts[f"{side}_basis"]
-                assert np.allclose(turned, torch.diag(torch.linalg.eigvalsh(parts[side]).flip(0)), atol=1e-8)
+                rotated = parts[f"{side}_basis"].mT @ parts[side] @ parts[f"{side}_basis"]
+                assert np.allclose(rotated, torch.diag(torch.linalg.eigvalsh(parts[side]).flip(0)), atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -92,9 +92,9 @@ def test_refreshing_finds_the_eigenvectors_of_the_factors():
 def test_a_basis_is_orthonormal_and_that_of_reflections(kind, side):
     """As badly conditioned as the power method can make it: one eigenvalue, and nothing else but δ."""
     rng = torch.Generator().manual_seed(side)
-    turned = torch.linalg.qr(torch.randn(2, side, side, generator=rng, dtype=torch.float64)).Q
+    orthogonal = torch.linalg.qr(torch.randn(2, side, side, generator=rng, dtype=torch.float64)).Q
     u = torch.randn(2, side, 1, generator=rng, dtype=torch.float64)
-    a = ((u @ u.mT / u.square().mean(1, keepdim=True) + 1e-3 * torch.eye(side)) @ turned).to(kind)
+    a = ((u @ u.mT / u.square().mean(1, keepdim=True) + 1e-3 * torch.eye(side)) @ orthogonal).to(kind)
     q, fine = orthonormal(a)
     assert fine.all()
     rounding = 2 * torch.finfo(kind).eps + 1e-16 * (side / 1e-3) ** 2

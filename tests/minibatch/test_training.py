@@ -237,7 +237,7 @@ def test_saving_in_train_mode_warns_once():
 
 
 def test_the_average_waits_while_the_loss_scale_changes():
-    """After a change by 1e-4 the metric is far too large and z stands still: x must not approach that noisy point."""
+    """After a change by 1e-4 the metric is far too large and z hardly moves: x must not approach that noisy point."""
     torch.manual_seed(0)
     inputs = torch.randn(500, 6, dtype=torch.float64)
     targets = torch.sin(inputs.sum(1, keepdim=True)) + 2.0 * torch.randn(500, 1, dtype=torch.float64)

@@ -157,7 +157,7 @@ class PreconditionedRun(Run):
     @property
     def gradient_tolerance(self) -> float:
         """`tol`, or ‖∇f(x)‖ if the gradient of f(Ly) is roundoff."""
-        return max(self.tol, self.gradient_norm(self.x) if self.gradient_rounding else 0.0)
+        return max(self.tol, self._norm_of_objective() if self.gradient_rounding else 0.0)
 
     @property
     def unit_cubic(self) -> float:
@@ -168,6 +168,9 @@ class PreconditionedRun(Run):
 
     def gradient_norm(self, g: Vector) -> float:
         """Return ‖∇f(x)‖ at the current point."""
+        return self._norm_of_objective()
+
+    def _norm_of_objective(self) -> float:
         return self.objective.space.norm(self.objective.gradient(self.point)[1]) * self.factor
 
     def scale_objective(self, exponent: int) -> None:
