@@ -67,7 +67,7 @@ class ManyIteration:
         rows = Rows.start(ids, point, lower, upper)
         rows.status = torch.where(failed, int(Status.NOT_FINITE), rows.status)
         self._enter(rows, None)
-        self._test_limits(rows)
+        self._end_at_limits(rows)
         return rows
 
     def make_round(self, rows: Rows) -> None:
@@ -78,24 +78,24 @@ class ManyIteration:
         value = torch.where(rows.point.value - value > limit, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
-        accepted, rejected = self._test_cubic_steps(rows, value)
+        accepted, rejected = self._accept_cubic_steps(rows, value)
         if bool(was_longer.any()):
-            accepted = accepted | self._test_longer_steps(rows, value, was_longer)
+            accepted = accepted | self._accept_longer_steps(rows, value, was_longer)
         has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
         if has_escapes:
-            lower, stays = self._test_escape_steps(rows, value, was_escape)
+            lower, stays = self._accept_escape_steps(rows, value, was_escape)
             accepted = accepted | lower
         rejected = rejected | self._move(rows, accepted)
         if has_escapes:
             self._stay(rows, stays)
         mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
         rows.trial = replace(rows.trial, mode=mode)
-        self._test_limits(rows)
+        self._end_at_limits(rows)
 
     # Decisions about trial points.
 
-    def _test_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which cubic steps are accepted, and which are rejected; some rows try a longer step instead."""
+    def _accept_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Accept and reject cubic steps, and return which; some rows try a longer step instead."""
         is_cubic = rows.trial.mode == CUBIC
         rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
         actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic)
@@ -148,7 +148,7 @@ class ManyIteration:
         proposed[places[kept]] = True
         return proposed
 
-    def _test_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
+    def _accept_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
         """Accept longer steps with a lower value; return the rows that do not try a further one."""
         lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
         actual = rows.point.value - value
@@ -159,7 +159,7 @@ class ManyIteration:
         rho = rules.ratio(actual, rows.trial.predicted, zero)
         return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma))
 
-    def _test_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
+    def _accept_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
         """Accept escape steps with a lower value, and halve the others; return the former, and the rows that stay."""
         lower = escapes & (value > -torch.inf) & (value < rows.point.value)
         verdict = torch.full_like(rows.accepted.verdict, rules.UNSUCCESSFUL)
@@ -268,7 +268,7 @@ class ManyIteration:
         part = rows.take(places)
         no = torch.zeros_like(part.sigma_untested)
         self._count_iteration(part, no, no)
-        self._test_stall(part)
+        self._end_stalled(part)
         part.sigma_untested = no
         rows.set(places, part)
 
@@ -293,8 +293,8 @@ class ManyIteration:
         value = rows.point.value
         unbounded = rows.first_value - value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
-        self._test_stationary(rows, rows.grad_norm <= rows.tol)
-        self._test_stall(rows)
+        self._end_stationary(rows, rows.grad_norm <= rows.tol)
+        self._end_stalled(rows)
         self._measure_units(rows)
 
     def _measure(self, rows: Rows) -> None:
@@ -309,7 +309,7 @@ class ManyIteration:
             g = g * rows.free
         rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
 
-    def _test_stationary(self, rows: Rows, stationary: Tensor) -> None:
+    def _end_stationary(self, rows: Rows, stationary: Tensor) -> None:
         """Test the curvature of rows with a small gradient; those without the whole Hessian wait for `certify`."""
         stationary = stationary & (rows.status == RUNNING)
         if bool(stationary.any()):
@@ -318,9 +318,9 @@ class ManyIteration:
             stationary = stationary & (norms_of(g) <= rows.tol)  # squares may have underflowed
             complete = self.problem.is_complete(rows)
             rows.status = torch.where(stationary & ~complete, WAITING, rows.status)
-            self._test_curvature(rows, stationary & complete)
+            self._end_by_curvature(rows, stationary & complete)
 
-    def _test_curvature(self, rows: Rows, stationary: Tensor) -> None:
+    def _end_by_curvature(self, rows: Rows, stationary: Tensor) -> None:
         """End rows whose curvature is certified, or cannot be; the others follow negative curvature."""
         ritz_value, error = rows.spectra.ritz_value, rows.spectra.lambda_error
         certified = ritz_value - error >= -rows.curvature_tol
@@ -333,11 +333,11 @@ class ManyIteration:
         self.problem.set_whole_hessians(rows)
         rows.spectra = self.problem.spectra(rows)
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
-        self._test_curvature(rows, self.problem.is_complete(rows))
+        self._end_by_curvature(rows, self.problem.is_complete(rows))
         rows.trial, rows.trials = RowTrials.pending(rows.point.x), torch.zeros_like(rows.trials)
-        self._test_limits(rows)
+        self._end_at_limits(rows)
 
-    def _test_stall(self, rows: Rows) -> None:
+    def _end_stalled(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
         places = torch.nonzero((rows.stall >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
         if len(places) == 0:
@@ -349,7 +349,7 @@ class ManyIteration:
             small = (part.grad_norm <= error) & (part.flat >= STALL_LIMIT)
             part.status = torch.where(small, RUNNING, part.status)
             part.tol = torch.where(small, torch.maximum(part.tol, error), part.tol)
-            self._test_stationary(part, small)
+            self._end_stationary(part, small)
             part.status = torch.where(small & (part.status == RUNNING), int(Status.STALLED), part.status)
         lower, moved = leave_saddles(self.problem, part)
         rows.set(places, part)
@@ -362,7 +362,7 @@ class ManyIteration:
             self._enter(fresh, None)
             rows.set(again, fresh)
 
-    def _test_limits(self, rows: Rows) -> None:
+    def _end_at_limits(self, rows: Rows) -> None:
         """End rows that have made `max_iter` iterations or `max_trials` trial points."""
         reached = (rows.nit >= self.max_iter) | (rows.nfev > self.max_trials)
         rows.status = torch.where(reached & (rows.status == RUNNING), int(Status.ITERATION_LIMIT), rows.status)

@@ -182,7 +182,7 @@ class MinibatchIteration:
             state = self._update_state(nonfinite_batches=0, **scale.measure_weights(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
-            if self._continues_second_order(x, value, oracle.space.eps):
+            if self._compare_batch(x, value, oracle.space.eps):
                 return self._second_order_step(x, oracle)
             return self._first_averaged_step(x, value, oracle)
         escaped = self._probe_curvature(x, oracle)
@@ -190,7 +190,7 @@ class MinibatchIteration:
 
     # ------------------------------------------------------------------ the second-order phase
 
-    def _continues_second_order(self, x: Vector, value: float, eps: float) -> bool:
+    def _compare_batch(self, x: Vector, value: float, eps: float) -> bool:
         """Compare the loss of a new batch with the last step, and return whether the second-order phase continues."""
         if math.isnan(self.state.last_loss):  # the first batch
             self._update_state(reference_loss=value, first_loss=value, safe_point=x)
