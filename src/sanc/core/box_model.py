@@ -75,22 +75,22 @@ class BoundedModel:
         The model without bounds.
     """
 
-    inner: Any
+    inner: Model
 
     @property
     def proposes(self) -> bool:
         """Whether the inner model proposes steps."""
-        return bool(self.inner.proposes)
+        return self.inner.proposes
 
     @property
     def needs_products(self) -> bool:
         """Whether the inner model needs Hessian products."""
-        return bool(self.inner.needs_products)
+        return self.inner.needs_products
 
     @property
     def resolves(self) -> int:
         """How many further steps may be proposed after a rejection."""
-        return int(self.inner.resolves)
+        return self.inner.resolves
 
     def build(self, here: Point) -> Subspace | None:
         """Return the subspace of the inner model, with steps in the box."""
@@ -103,7 +103,7 @@ class BoundedModel:
 
     def charge(self, here: Point, dim: int) -> int:
         """Return the products to count in `paper_calls`."""
-        return int(self.inner.charge(here, dim))
+        return self.inner.charge(here, dim)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class BoundedSubspace:
     """
 
     model: Model
-    inner: Any
+    inner: Subspace
     here: Point
 
     @cached_property
@@ -134,43 +134,41 @@ class BoundedSubspace:
     @property
     def sigma(self) -> float:
         """σ of the first step."""
-        return float(self.inner.sigma)
+        return self.inner.sigma
 
     @property
     def sigma_untested(self) -> bool:
         """Whether no value of f has confirmed σ."""
-        return bool(self.inner.sigma_untested)
+        return self.inner.sigma_untested
 
     @property
     def units(self) -> Units:
         """Units of the first point."""
-        units: Units = self.inner.units
-        return units
+        return self.inner.units
 
     @property
     def ritz_value(self) -> float:
         """The left-most Ritz value."""
-        return float(self.inner.ritz_value)
+        return self.inner.ritz_value
 
     @property
     def hessian_norm(self) -> float:
         """An estimate of ‖B‖."""
-        return float(self.inner.hessian_norm)
+        return self.inner.hessian_norm
 
     @property
     def dim(self) -> int:
         """Hessian products computed."""
-        return int(self.inner.dim)
+        return self.inner.dim
 
     @property
     def problem(self) -> str:
         """Why no step can be made."""
-        return str(self.inner.problem)
+        return self.inner.problem
 
     def ritz_vector(self) -> Vector:
         """Return the vector of the left-most Ritz pair."""
-        vector: Vector = self.inner.ritz_vector()
-        return vector
+        return self.inner.ritz_vector()
 
     def failed(self, problem: str) -> BoundedSubspace:
         """Return the subspace after a product that was not finite."""
@@ -186,8 +184,7 @@ class BoundedSubspace:
             self.release()
             point: Vector = step.point
             return point
-        trial: Vector = self.inner.trial_point(x, step)
-        return trial
+        return self.inner.trial_point(x, step)
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
