@@ -60,6 +60,7 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
     (tmp_path / "mine.csv").write_text("\n".join([head, *(",".join(map(str, row)) for row in cells), ""]))
     loaded = own_files.load(str(tmp_path / "mine.csv"))
     assert loaded.X == pytest.approx(X) and loaded.y.tolist() == (y - 1).tolist()
+    assert loaded.label == f"column {place + 1} of 5, {head.split(',')[place]!r}"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,7 @@ def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch, scheduler, wi
     arguments = ["run", "mine.csv", "--methods", "sanc", "--runs", "1", "--budget", "300", "--out", "results"]
     result = CliRunner().invoke(cli.app, [*arguments, "--workers", "1"])  # in another process
     assert result.exit_code == 0, result.output
+    assert "Label: column 5 of 5 without a header, 2 classes." in result.output and "--label" in result.output
     (config,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("config.json"))
     assert config["data"] == str(tmp_path / "mine.csv") and config["n"] == 60 and config["title"] == "mine.csv"
     assert (tmp_path / "results" / "report.html").is_file()
@@ -267,8 +269,15 @@ def test_the_label_may_be_any_column(tmp_path):
     (tmp_path / "mine.csv").write_text("a,sold,b\n1,yes,2\n3,no,4\n5,yes,6\n")
     loaded = own_files.load(str(tmp_path / "mine.csv"), label="sold")
     assert loaded.X.tolist() == [[1, 2], [3, 4], [5, 6]] and list(loaded.y) == [1, 0, 1]
+    assert own_files.label_note(loaded).startswith("Label: column 2 of 3, 'sold', 2 classes. To choose another")
     with pytest.raises(DataError, match=r"label = 'bought' is no column of .* has a, sold, b"):
         own_files.load(str(tmp_path / "mine.csv"), label="bought")
+    (tmp_path / "mine.csv").write_text("1,yes,0\n3,no,1\n5,yes,0\n")
+    with pytest.raises(DataError, match=r"label = 'yes' is a cell of the first line of .* write a header"):
+        own_files.load(str(tmp_path / "mine.csv"), label="yes")
+    (tmp_path / "mine.csv").write_text("a,a,b\n1,2,0\n3,4,1\n")
+    with pytest.raises(DataError, match="label = 'a' names 2 columns"):
+        own_files.load(str(tmp_path / "mine.csv"), label="a")
     (tmp_path / "mine.svm").write_text("1 1:2\n")
     with pytest.raises(DataError, match="names a column of a CSV"):
         own_files.load(str(tmp_path / "mine.svm"), label="a")

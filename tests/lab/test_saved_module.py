@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.lab import cli
+from sanc.lab import cli, own_files
 from sanc.lab.saved_module import diagnose_file
 
 
@@ -38,7 +38,7 @@ def test_the_command_prints_and_writes_the_report(files, capsys):
     assert cli.main(["diagnose", *arguments]) == 0
     printed = capsys.readouterr().out
     numbers = json.loads((folder / "out.json").read_text())
-    report = diagnose_file(folder / "model.pt", str(folder / "data.npz"), batch=20, seed=0)
+    report = diagnose_file(folder / "model.pt", own_files.load(str(folder / "data.npz")), batch=20, seed=0)
     assert printed.split() == str(report).split() and numbers["lambda_max"] == report.lambda_max
     data = np.load(folder / "data.npz")
     order = np.random.default_rng(0).permutation(80)

@@ -53,6 +53,7 @@ Preset = Annotated[str, typer.Option("--preset", help="paper, authors or robust.
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda, for networks.")]
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Seeds 0, 1, … of each method.")]
 Every = Annotated[float, typer.Option("--checkpoint-every", min=0.0, help="Seconds between checkpoints.")]
+Label = Annotated[str | None, typer.Option(help="The label column of a CSV file, by its name.")]
 Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep.")]
 _CPUS = os.cpu_count() or 1
 _SET_HELP = "A setting of the methods, as name=value, or a grid, as name=value,value,…; may be repeated."
@@ -209,7 +210,7 @@ def run(
     strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
     penalty: Annotated[str | None, typer.Option(help="Of logistic: nonconvex, as in the paper, or l2.")] = None,
     standardise: Annotated[bool, typer.Option("--standardise", help="Scale the columns of the file.")] = False,
-    label: Annotated[str | None, typer.Option(help="The label column of a CSV file, by its name.")] = None,
+    label: Label = None,
     activation: Annotated[str | None, typer.Option(help="tanh or relu, of a network.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the panel.")] = None,
     n_runs: Runs = 3,
@@ -303,6 +304,7 @@ def diagnose(
     module: Annotated[Path, typer.Argument(help="A file of torch.save(model, path). Loading it executes its code.")],
     data: Annotated[Path, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")],
     batch: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
+    label: Label = None,
     max_products: Annotated[int | None, typer.Option(min=1, help="Limit on Hessian products of the bounds.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Limit on seconds.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of rows and of start vectors.")] = 0,
@@ -310,10 +312,14 @@ def diagnose(
     numbers: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
 ) -> None:
     """Measure whether a saved classifier is trained, stuck or at a saddle, in evaluation mode, on rows of a file."""
+    from sanc.lab import own_files
     from sanc.lab.saved_module import diagnose_file
 
     options = {"max_products": max_products, "max_time": max_time, "seed": seed, "progress": console.is_terminal}
-    found = diagnose_file(module, str(data), batch=batch, **options)
+    loaded = own_files.load(str(data), label=label)
+    if note := own_files.label_note(loaded):
+        console.print(note, soft_wrap=True, markup=False)
+    found = diagnose_file(module, loaded, batch=batch, **options)
     console.print(str(found), markup=False)
     if plot is not None:
         found.plot().savefig(plot)

@@ -42,7 +42,8 @@ class Loaded:
     """A data set: features X, as a memory map, an array or a CSR matrix, and labels y from 0.
 
     Images are rows of pixels in the order (channel, height, width). `note` describes deviations of this copy from the
-    published set, such as "subset: 35,298 of 11,000,000 rows"; it may be empty.
+    published set, such as "subset: 35,298 of 11,000,000 rows"; it may be empty. `label` is the label column of a CSV
+    file in words.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Loaded:
     y: npt.NDArray[np.int64]
     classes: int
     note: str = ""
+    label: str = ""
 
 
 def _user_cache() -> Path:

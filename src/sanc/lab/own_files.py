@@ -6,7 +6,7 @@ Features are not scaled. Labels may be numbers or text; sorted, they become 0 â€
   1. X is a CSR matrix.
 * CSV: one row per line, with numeric features. If the first line is a header, the label is the column named label,
   target, class or y, in this order; otherwise it is the last column. The names may be numbers, such as those that
-  pandas gives to columns without names.
+  pandas gives to columns without names. `Loaded.label` is the column that was chosen.
 * NPZ: arrays ``X`` of shape (n, d) and ``y`` of shape (n,).
 """
 
@@ -61,7 +61,11 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
         raise DataError(f"{path} does not exist: pass the path of a {', '.join(SUFFIXES)} file.")
     if label is not None and _kind(name) != ".csv":
         raise DataError(f"label = {label!r} cannot be used with {path.name}: it names a column of a CSV file.")
-    X, labels = _csv(path, label) if _kind(name) == ".csv" else _npz(path) if _kind(name) == ".npz" else _libsvm(path)
+    column = ""
+    if _kind(name) == ".csv":
+        X, labels, column = _csv(path, label)
+    else:
+        X, labels = _npz(path) if _kind(name) == ".npz" else _libsvm(path)
     if X.shape[0] < 2 or X.shape[1] == 0:
         reason = f"{path} has {X.shape[0]} rows of {X.shape[1]} features"
         raise DataError(f"{reason}: pass at least two rows, and separate the cells of a CSV by commas.")
@@ -83,7 +87,7 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
     if standardise:
         cast = _standardised(cast)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]  # a changed file counts as other data
-    return Loaded(path.name, cast, y.astype(np.int64), len(classes), f"sha256 {digest}")
+    return Loaded(path.name, cast, y.astype(np.int64), len(classes), f"sha256 {digest}", column)
 
 
 def _standardised(X: Any) -> Any:
@@ -93,6 +97,14 @@ def _standardised(X: Any) -> Any:
         return X.multiply(1.0 / np.where(largest > 0, largest, 1.0)).tocsr().astype(X.dtype)
     deviation = X.std(axis=0)
     return ((X - X.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).astype(X.dtype)
+
+
+def label_note(loaded: Loaded) -> str:
+    """Return which column of a CSV file is the label, and how to choose another; nothing for other files."""
+    if not loaded.label:
+        return ""
+    remedy = "To choose another column, pass its name in the header with --label."
+    return f"Label: {loaded.label}, {loaded.classes} classes. {remedy}"
 
 
 def scale_hint(X: Any) -> str:
@@ -118,7 +130,8 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
     return X, y
 
 
-def _csv(path: Path, label: str | None = None) -> tuple[Any, Any]:
+def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:
+    """Return the features, the labels, and the label column in words."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -135,9 +148,13 @@ def _csv(path: Path, label: str | None = None) -> tuple[Any, Any]:
                 f"{path}, line {number}: {len(row)} cells instead of {width}. Separate the cells by commas."
             )
     place, named = _label_column(path, rows, label)
+    column = f"column {place + 1} of {width}"
     if named or _is_header(path, rows):
         _check_row_numbers(path, rows)
+        column += f", {rows[0][1][place]!r}"
         rows = rows[1:]
+    else:
+        column += " without a header"
     features, labels = [], []
     for number, row in rows:
         labels.append(row[place])
@@ -145,7 +162,7 @@ def _csv(path: Path, label: str | None = None) -> tuple[Any, Any]:
             raise DataError(f"{path}, line {number}: the label is empty. Write one, or remove the row.")
         features.append([_feature(path, number, k, cell) for k, cell in enumerate(row) if k != place])
     classes = np.array(labels, float if all(map(_is_number, labels)) else str)
-    return np.array(features).reshape(len(features), width - 1), classes
+    return np.array(features).reshape(len(features), width - 1), classes, column
 
 
 def _feature(path: Path, number: int, column: int, cell: str) -> float:
@@ -168,7 +185,15 @@ def _label_column(path: Path, rows: Lines, label: str | None = None) -> tuple[in
         if label not in rows[0][1]:
             columns = ", ".join(rows[0][1][:12])
             raise DataError(f"label = {label!r} is no column of {path}: its first line has {columns}.")
-        return rows[0][1].index(label), True
+        if rows[0][1].count(label) > 1:
+            raise DataError(f"label = {label!r} names {rows[0][1].count(label)} columns of {path}: rename all but one.")
+        place = rows[0][1].index(label)
+        if any(row[place] == label for _, row in rows[1:]):
+            raise DataError(
+                f"label = {label!r} is a cell of the first line of {path} and of other rows: write a header above the "
+                "rows, and pass the name of a column."
+            )
+        return place, True
     head = [cell.lower() for cell in rows[0][1]]
     for name in LABELS:
         if name in head:

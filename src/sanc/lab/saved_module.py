@@ -12,7 +12,7 @@ from torch import nn
 
 import sanc
 from sanc.errors import ArgumentError, ArgumentTypeError
-from sanc.lab import own_files
+from sanc.lab.datasets import Loaded
 
 
 def load_module(path: Path) -> nn.Module:
@@ -34,11 +34,10 @@ def load_module(path: Path) -> nn.Module:
     return module
 
 
-def diagnose_file(path: Path, data: str, *, batch: int, **options: Any) -> sanc.Report:
-    """Diagnose a saved classifier with the cross-entropy of the rows of a LIBSVM, CSV or NPZ file, in random order."""
+def diagnose_file(path: Path, loaded: Loaded, *, batch: int, **options: Any) -> sanc.Report:
+    """Diagnose a saved classifier with the cross-entropy of the rows of a data file, in random order."""
     module = load_module(path)
     parameter = next(module.parameters(), torch.zeros(()))
-    loaded = own_files.load(data)
     X = loaded.X.toarray() if hasattr(loaded.X, "toarray") else loaded.X
     order = np.random.default_rng(options["seed"]).permutation(len(loaded.y))
     inputs = torch.as_tensor(np.asarray(X)[order], dtype=parameter.dtype)
@@ -48,12 +47,12 @@ def diagnose_file(path: Path, data: str, *, batch: int, **options: Any) -> sanc.
             outputs = module.eval()(inputs[:2])
     except (RuntimeError, TypeError) as problem:
         raise ArgumentError(
-            f"the module of {path} cannot be applied to rows of {inputs.shape[1]} features of {data}: {problem}"
+            f"the module of {path} cannot be applied to rows of {inputs.shape[1]} features of {loaded.name}: {problem}"
         ) from problem
     if outputs.shape != (2, loaded.classes):
         raise ArgumentError(
-            f"the module of {path} returns shape {tuple(outputs.shape)} for two rows, and {data} has {loaded.classes} "
-            "classes: pass a classifier with one output per class."
+            f"the module of {path} returns shape {tuple(outputs.shape)} for two rows, and {loaded.name} has "
+            f"{loaded.classes} classes: pass a classifier with one output per class."
         )
     starts = range(0, len(targets), batch)
     batches = [(inputs[begin : begin + batch], targets[begin : begin + batch]) for begin in starts]

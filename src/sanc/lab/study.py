@@ -168,8 +168,9 @@ class Study:
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
-            if panel.figure == "own" and own_files.is_file(panel.data) and (hint := own_files.scale_hint(loaded.X)):
-                self.console.print(hint, soft_wrap=True, markup=False)
+            if panel.figure == "own" and own_files.is_file(panel.data):
+                for note in filter(None, (own_files.label_note(loaded), own_files.scale_hint(loaded.X))):
+                    self.console.print(note, soft_wrap=True, markup=False)
             n, dim = runs.check_panel(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):
                 config = runs.configuration(spec, n, dim, loaded.note)
