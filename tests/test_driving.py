@@ -107,6 +107,9 @@ def test_train_and_eval_move_between_the_two_points():
     held = flat(model)
     opt.train()
     assert torch.equal(held, flat(model))  # with closures nothing is moved
+    new = sanc.SANC(model.parameters(), seed=0)
+    new.eval()
+    new.step(lambda: (model(a) - b).square().mean())  # and a step needs neither call
 
 
 def test_a_gradient_that_is_not_finite_is_skipped():
@@ -678,6 +681,7 @@ def test_as_dict_of_a_record_has_numbers_only():
     assert numbers["sigma"] == opt.record.sigma and numbers["calls.gradient"] == opt.record.calls.gradient
 
 
+@pytest.mark.filterwarnings("ignore:the optimiser was pickled or copied in train mode")
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 def test_a_pickled_optimiser_continues_as_the_original(style):
     """Parts of the metric that share memory still share it; the bases are refreshed several times here."""

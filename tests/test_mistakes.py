@@ -257,6 +257,8 @@ STEPS = [
     ("eval() before a pass", lambda: stepped(before=lambda m, o: (loss(m).backward(), o.step(), o.eval())),
      "since eval()",
      "call train()"),
+    ("eval() before the first step", lambda: stepped(before=lambda m, o: (o.eval(), loss(m).backward())),
+     "since eval()", "call train()"),
     ("an objective with the default preset", lambda: stepped(lambda m, o: partial(loss, m), objective=loss),
      "objective cannot be used", 'preset="paper"'),
     ("samples of ARC", lambda: stepped(lambda m, o: partial(loss, m), hessian=loss, cls=sanc.ARC), "ARC uses one exact",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -220,7 +222,8 @@ def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(sty
     assert opt._iteration.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
 
 
-def test_saving_in_train_mode_warns_once():
+@pytest.mark.parametrize("save", [lambda opt: opt.state_dict(), pickle.dumps, copy.deepcopy])
+def test_saving_in_train_mode_warns_once(save):
     p = nn.Parameter(torch.ones(3))
     opt = sanc.SANC([p], seed=0)
     for _ in range(3):
@@ -228,12 +231,12 @@ def test_saving_in_train_mode_warns_once():
         p.square().sum().backward()
         opt.step()
     with pytest.warns(UserWarning, match=r"train mode.*eval\(\).*train\(\)"):
-        opt.state_dict()
+        save(opt)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        opt.state_dict()
+        save(opt)
         opt.eval()
-        opt.state_dict()
+        save(opt)
 
 
 def test_the_average_waits_while_the_loss_scale_changes():

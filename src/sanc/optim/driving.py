@@ -89,6 +89,9 @@ class Driver:
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.peak_lr, self.lr_steps = 0.0, 0  # the largest `lr`, and steps while it was small; ∞: it is not watched
         self.at_average = True
+        self._evaluates_first = (
+            False  # whether the last of the calls eval() and train() before the first step was eval()
+        )
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
         self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning
         self._clears_grads = False  # whether the closure has cleared gradients itself
@@ -379,7 +382,7 @@ class Driver:
             raise ArgumentError(
                 "closure is missing and no parameter has a gradient: call loss.backward() before step()."
             )
-        if self.without_closures and self.at_average:
+        if self.at_average if self.without_closures else self._evaluates_first:
             raise ArgumentError("the parameters are at the average since eval(): call train() before the next pass.")
 
     def _average_and_gradient_point(self, leaves: Leaves) -> tuple[Any, Tensor]:
@@ -394,12 +397,12 @@ class Driver:
         self._adapt_to(leaves, x)
         return x, cast(Tensor, self.iteration.gradient_point(x))
 
-    def warn_of_train_mode(self) -> None:
-        """Warn once if a state is saved while the parameters are not at the average."""
+    def warn_of_train_mode(self, call: str) -> None:
+        """Warn once if a call saves the state while the parameters are not at the average."""
         if self.without_closures and not self.at_average and not self._warned_of_train_mode:
             self._warned_of_train_mode = True
             warnings.warn(
-                "state_dict() was called in train mode: the parameters are where gradients are taken, not at the "
+                f"{call} in train mode: the parameters are where gradients are taken, not at the "
                 "average. Call eval() of the optimiser before you save or evaluate the model, and train() afterwards. "
                 "The state of the optimiser resumes in either mode.",
                 stacklevel=3,
@@ -408,8 +411,12 @@ class Driver:
     @uninterrupted
     @torch.no_grad()
     def move(self, *, at_average: bool) -> None:
-        """Move the parameters to the average, or to the point of gradients; with closures nothing is moved."""
+        """Move the parameters to the average, or to the point of gradients; with closures nothing is moved.
+
+        Before the first step both points are the same.
+        """
         iteration = self.iteration
+        self._evaluates_first = at_average
         if not self.without_closures or at_average is self.at_average:
             return
         assert self.last_leaves is not None

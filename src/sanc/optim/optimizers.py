@@ -173,6 +173,7 @@ class CubicOptimizer(Optimizer):
             self._driver.peak_lr = math.inf
 
     def __getstate__(self) -> dict[str, Any]:
+        self._driver.warn_of_train_mode("the optimiser was pickled or copied")
         return super().__getstate__() | {"_driver": self._driver, "_changed_arguments": self._changed_arguments}
 
     def __repr__(self) -> str:
@@ -367,7 +368,7 @@ class CubicOptimizer(Optimizer):
 
         It does not include the parameters: save them with the model, in loops without a closure after `eval`.
         """
-        self._driver.warn_of_train_mode()
+        self._driver.warn_of_train_mode("state_dict() was called")
         self._driver.mode.before_saving(self.param_groups, self._iteration)
         self.state.clear()
         write_states(self._driver, self.state)
