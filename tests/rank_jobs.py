@@ -990,17 +990,20 @@ def change_on_all_ranks():
     return counts, flat(model)
 
 
-def drift_before_saving(folder, parts):
-    """Change a parameter or lr on rank 1, and save; return the errors of both, and the files."""
+def drift_before_saving(folder, changes, parts=0):
+    """Change something on rank 1 and save; return by change the errors of both ways to save, and the files."""
     rank, _ = rank_and_size()
-    model = deep() if parts else network()
-    opt = sanc.SANC(model.named_parameters(), seed=0)
-    train(opt, model, batches(2), "gradients")
-    if rank == 1:
-        (rate if parts else clip)(model, opt)
-    saved = error_of(lambda: sanc.save_checkpoint(folder, model, opt))
-    kept = error_of(opt.state_dict) if parts or rank == 0 else None  # one rank alone may call it
-    return saved, kept, os.listdir(folder)
+    found = {}
+    for change in changes:
+        model = deep() if parts else network()
+        opt = sanc.SANC(model.named_parameters(), seed=0)
+        train(opt, model, batches(2), "gradients")
+        if rank == 1:
+            change(model, opt)
+        saved = error_of(lambda model=model, opt=opt: sanc.save_checkpoint(folder, model, opt))
+        kept = error_of(opt.state_dict) if parts or rank == 0 else None  # one rank alone may call it
+        found[change.__name__] = saved, kept, os.listdir(folder)
+    return found
 
 
 def fail_early():

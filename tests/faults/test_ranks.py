@@ -55,6 +55,17 @@ def test_changes_on_one_rank_alone(tally, dtype, settings):
     tally("changes on one rank alone", len(one), failures)
 
 
+def test_changes_on_one_rank_alone_before_saving(tally, tmp_path):
+    results = run_on_ranks(2, rank_jobs.drift_before_saving, tmp_path, list(rank_jobs.DRIFTS))
+    one, other = without_errors(results)
+    failures = []
+    for change, expected in rank_jobs.DRIFTS.items():
+        (kind, text), _, files = one[change.__name__]
+        if kind != "RanksError" or not re.search(expected, text) or files or other[change.__name__][0] != (kind, text):
+            failures.append(f"{change.__name__}: {kind} {text} {files}, {other[change.__name__]}")
+    tally("changes on one rank alone before saving", len(one), failures)
+
+
 shards = pytest.mark.skipif(
     torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"
 )

@@ -366,7 +366,9 @@ class CubicOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and tensors.
 
-        It does not include the parameters: save them with the model, in loops without a closure after `eval`.
+        It does not include the parameters: save them with the model, in loops without a closure after `eval`. One rank
+        alone may call this method, so ranks that hold whole parameters are not compared: `sanc.save_checkpoint`, which
+        all ranks call, compares them and writes nothing if they differ.
         """
         self._driver.warn_of_train_mode("state_dict() was called")
         self._driver.mode.before_saving(self.param_groups, self._iteration)

@@ -24,24 +24,22 @@ _REMEDY_AT_START = (
     "DistributedDataParallel, which copies the parameters of rank 0), or pass process_group=None to train each rank "
     "on its own."
 )
-_REMEDY_LATER = (
+_REMEDY_FOR_DECISIONS = (
     "the ranks have trained different models since the last comparison. Load a checkpoint. Then check for code that "
     "changes parameters on one rank only, for learning rates or weight decays that differ, and for ranks on different "
     "kinds of devices."
 )
 
-_REMEDY_IN_STEP = (
-    "the step was not made. Change parameters, requires_grad, lr, weight_decay and frozen on all ranks alike, before "
-    "the same step. If the ranks have trained different models, load a checkpoint."
+_REMEDY_FOR_OPTIONS = (
+    "change parameters, requires_grad, lr, weight_decay and frozen on all ranks alike, between the same steps. If the "
+    "ranks have trained different models, load a checkpoint."
 )
 
-_REMEDY_FOR_CALLS = (
-    "the step was not made. Call load_state_dict and add_param_group on all ranks, before the same step."
-)
+_REMEDY_FOR_CALLS = "call load_state_dict and add_param_group on all ranks, between the same steps."
 
 _REMEDY_FOR_VALUES = (
-    "the step was not made. It was changed on one rank only, or the ranks have trained different models. Change "
-    "parameters on all ranks alike, use ranks on one kind of device, and load a checkpoint to continue."
+    "it was changed on one rank only, or the ranks have trained different models. Change parameters on all ranks "
+    "alike, use ranks on one kind of device, and load a checkpoint to continue."
 )
 
 
@@ -147,7 +145,9 @@ def raise_difference(
         names, tensors = named_parameters(groups)
         ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
     if _DECISIONS in different:
-        _raise_different_decisions(ranks, iteration, due)
+        _raise_different_decisions(ranks, iteration)
+        kinds = ["the last call of load_state_dict"]
+        ranks.compare(digest({"due": due}).to(ranks.device), kinds, "a comparison", _REMEDY_FOR_CALLS)
     if failed := [rank for rank, mark in enumerate(different.get(_FAILED, ())) if mark]:
         raise RankFailedError(
             f"rank {failed[0]} failed before the first exchange of the step: read its error. Rank {ranks.rank} and the "
@@ -176,16 +176,14 @@ def _raise_different_parameters(ranks: Ranks, groups: Sequence[Mapping[str, Any]
     pairs = [(its, ours) for its, ours in zip(its_lines, our_lines, strict=True) if its != ours]
     known, _, _ = names[index].partition(" of shape")
     its, ours = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
-    raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_IN_STEP}")
+    raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_FOR_OPTIONS}")
 
 
-def _raise_different_decisions(ranks: Ranks, iteration: Any, due: bool) -> None:
+def _raise_different_decisions(ranks: Ranks, iteration: Any) -> None:
     """Raise `RanksError` with the first number of the iteration's state that differs between the ranks."""
     state = {f"{name!r} in the state of the method": value for name, value in _flat(iteration.numbers()).items()}
     row = torch.cat([digest({name: value}) for name, value in state.items()]).to(ranks.device)
-    ranks.compare(row, list(state), "a comparison", _REMEDY_LATER)
-    kinds = ["the last call of load_state_dict"]
-    ranks.compare(digest({"due": due}).to(ranks.device), kinds, "a comparison", _REMEDY_FOR_CALLS)
+    ranks.compare(row, list(state), "a comparison", _REMEDY_FOR_DECISIONS)
 
 
 def _described(group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
@@ -206,14 +204,19 @@ def _flat(numbers: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def compare_step(ranks: Ranks, groups: Sequence[Mapping[str, Any]], decisions: dict[str, Any], whole: bool) -> None:
-    """Raise `RanksError` if parameters or decisions differ between the ranks after a step."""
-    names, tensors = named_parameters(groups)
-    entries = ["one of lr, weight_decay and frozen", "the state of the method (σ, counts, means of the loss)"]
-    row = torch.cat([digest(_group_options(groups)), digest(decisions)]).to(tensors[0].device)
+def compare_between_steps(ranks: Ranks, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool) -> None:
+    """Raise `RanksError` with the first parameter, option or decision that differs between the ranks.
+
+    Options and decisions are compared first, since the number of parameters determines the size of the next exchange.
+    """
+    described = {"groups": [[_described(group, p) for p in group["params"]] for group in groups]}
+    row = torch.cat([digest(described), digest(iteration.numbers())]).to(ranks.device)
+    if ranks.first_difference(row, 2, "a comparison") is not None:
+        _raise_different_parameters(ranks, groups)
+        _raise_different_decisions(ranks, iteration)
     if whole:
-        entries, row = [*names, *entries], torch.cat([_fingerprints(tensors), row])
-    ranks.compare(row, entries, "a comparison", _REMEDY_LATER)
+        names, tensors = named_parameters(groups)
+        ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)
 
 
 def _group_options(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,14 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
 from sanc.minibatch.metrics.base import Metric, Preconditioner
-from sanc.ranks.compare import Layout, RankFailedError, claim_step, compare_model, compare_start, compare_step
+from sanc.ranks.compare import (
+    Layout,
+    RankFailedError,
+    claim_step,
+    compare_between_steps,
+    compare_model,
+    compare_start,
+)
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
 
@@ -193,7 +200,7 @@ class DataParallel(Mode):
 
     def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         if self._every:
-            compare_step(self.ranks, groups, iteration.numbers(), self.whole)
+            compare_between_steps(self.ranks, groups, iteration, self.whole)
 
 
 def rejoin(every: int) -> Mode:

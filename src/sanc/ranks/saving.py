@@ -30,8 +30,8 @@ _PART, _REPLACED = ".part", ".replaced"
 def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Path:
     """Save model and optimiser as the checkpoint of the current step; all ranks must call this function.
 
-    Parameters and decisions are compared first, unless ``compare_every`` is 0. If they differ between the ranks,
-    nothing is written and all ranks raise `RanksError`.
+    Parameters, options and decisions are compared first, unless ``compare_every`` is 0. If they differ between the
+    ranks, nothing is written and all ranks raise `RanksError`, which names the parameter or option.
 
     Parameters
     ----------
