@@ -48,8 +48,6 @@ from sanc.minibatch.state import State
 _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
-_FIRST_GRADIENT_OUTLIER = 100.0
-"""If the first gradient norm is this many times the second or third, it was an outlier, and averaging is restarted."""
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
 outlier. The losses at both points are then compared on the same batch."""
@@ -354,7 +352,7 @@ class MinibatchIteration:
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
-        if state.steps in (1, 2) and _FIRST_GRADIENT_OUTLIER * results.grad_norm < state.gradient_unit:
+        if updates.began_with_outliers(state, results.grad_norm):
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
         bound = self.settings.step.lower_bound
@@ -424,7 +422,7 @@ class MinibatchIteration:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
         self._update_state(**updates.changes_by_restart())
         self._preconditioner, self._saved_tensors = None, ()
-        note = "the first gradient was an outlier: averaging starts again"
+        note = "the first gradients were outliers: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
 
     def _step_for(self, oracle: Oracle) -> AveragedStep:

@@ -42,6 +42,8 @@ class State:
     width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
     grad_norm_mean_square: float = 1.0  # mean square of the gradient norms, in units of `gradient_unit`
     largest_grad_norm: float = 1.0  # largest gradient norm of the first steps, in units of `gradient_unit`
+    smallest_grad_norm: float = 1.0  # the smallest, without those that are far smaller than all before
+    far_smaller_gradients: int = 0  # consecutive gradients of the first steps that are far smaller than all before
     # The averaged phase: the step size and the distance bound.
     peak_rate: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`

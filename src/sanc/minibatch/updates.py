@@ -20,6 +20,11 @@ _OUTLIER = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
 gradients."""
+_FIRST_OUTLIERS = 100.0
+"""If the first gradient norms are all this many times the next ones, they were outliers, and averaging is restarted."""
+_SINGLE_FIRST_STEPS = 2
+"""Averaged steps up to which one far smaller gradient shows that. Later it takes two in a row, since a batch may have a
+small gradient by chance."""
 _FULL_WEIGHT_NORM = 0.05
 """Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
 ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
@@ -38,6 +43,8 @@ _FIELDS_OF_AVERAGE = (
     "weight_sum",
     "grad_norm_mean_square",
     "largest_grad_norm",
+    "smallest_grad_norm",
+    "far_smaller_gradients",
     "distance",
     "step_norm_sum",
     "offset_norm",
@@ -120,6 +127,17 @@ def average_weights(state: State, settings: Minibatch, average_weight: float, sp
     return torch.where(joined_at > 0.0, weights, average_weight)
 
 
+def began_with_outliers(state: State, grad_norm: float) -> bool:
+    """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
+    far_smaller = state.far_smaller_gradients + 1 if _is_far_smaller(state, grad_norm / state.gradient_unit) else 0
+    return 0 < state.steps <= watch.WARM_STEPS and far_smaller >= (1 if state.steps <= _SINGLE_FIRST_STEPS else 2)
+
+
+def _is_far_smaller(state: State, norm: float) -> bool:
+    """Whether a gradient norm, in units of the first, is far smaller than all before."""
+    return _FIRST_OUTLIERS * norm < state.smallest_grad_norm
+
+
 def changes_by_restart() -> dict[str, Any]:
     """Return the fields of the state that change when averaging is restarted, with their initial values."""
     return {item.name: item.default for item in fields(State) if item.name in _FIELDS_OF_AVERAGE}
@@ -145,6 +163,10 @@ def changes_by_results(state: State, settings: Minibatch, scalars: StepScalars, 
     }
     if state.steps <= watch.WARM_STEPS:
         changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
+        if _is_far_smaller(state, norm):
+            changes["far_smaller_gradients"] = state.far_smaller_gradients + 1
+        else:
+            changes |= {"smallest_grad_norm": min(state.smallest_grad_norm, norm), "far_smaller_gradients": 0}
     return changes | _changes_by_norms(state, results) | _changes_of_distance_bound(state, scalars, results)
 
 
