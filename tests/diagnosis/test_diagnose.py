@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -17,6 +18,8 @@ import sanc
 from sanc.core.curvature import find_extremes, quadrature
 from sanc.minimisation.objective import build_oracle
 
+COUNT = itertools.count(1)
+"""Numbers that differ in every call."""
 D = torch.float64
 
 
@@ -143,7 +146,7 @@ def test_nothing_changes():
 def test_a_function_of_model_and_batch():
     model, data = network(), batches()
     as_criterion = sanc.diagnose(model, nn.CrossEntropyLoss(), data, seed=3, starts=2)
-    named = [{"inputs": x, "labels": y} for x, y in data]
+    named = [{"scale": torch.tensor(1.0), "inputs": x, "labels": y} for x, y in data]
     as_function = sanc.diagnose(
         model,
         lambda model, batch: nn.functional.cross_entropy(model(batch["inputs"]), batch["labels"]),
@@ -255,6 +258,9 @@ def test_interpretations():
     assert "Batch noise dominates" in replace(saddle, noise_share=0.9).interpretation
     up = replace(saddle, lambda_min=1.0, lambda_min_bound=0.9, noise_share=0.0)
     assert "curves up" in up.interpretation and "No negative" in replace(up, lambda_min_bound=-1.0).interpretation
+    assert "is flat in some" in replace(up, lambda_min=0.0, lambda_min_bound=0.0).interpretation
+    nothing = sanc.diagnose(model, lambda model, batch: 0.0 * model(batch[0]).mean(), data, starts=1)
+    assert nothing.noise_share == 0.0 and "is flat in some" in nothing.interpretation
 
 
 def test_the_report(capsys):
@@ -334,6 +340,17 @@ def test_a_function_of_torch_is_a_criterion():
             "loss returned a loss that does not depend",
         ),
         ({"loss": lambda model, batch: model(batch[0])}, sanc.ArgumentError, "loss returned a tensor of shape"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, sanc.ArgumentError, "returns a sum"),
+        (
+            {"loss": lambda model, batch: next(COUNT) * model(batch[0]).mean()},
+            sanc.ArgumentError,
+            "at the same parameters",
+        ),
+        (
+            {"held_out": [(torch.full((2, 4), math.nan, dtype=D), torch.zeros(2).long())]},
+            sanc.NonFiniteError,
+            "on held_out",
+        ),
         ({"data": []}, sanc.ArgumentError, "data has no batch"),
         ({"data": iter(())}, sanc.ArgumentError, "data has no batch"),
         ({"data": torch.ones(3)}, sanc.ArgumentTypeError, "no iterable of batches"),

@@ -289,6 +289,19 @@ def test_singular_minima_warn(name):
     assert solution.problem and x.requires_grad
 
 
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, t: x.abs().sum() + 0.5 * (x - t + 1).square().sum(),  # the derivative is 0, that of torch 1
+        lambda x, t: torch.nn.functional.huber_loss(x, -t, reduction="sum") + 0.5 * (x - 1).square().sum(),
+    ],
+)
+def test_kinks_at_the_minimum_raise(fun):
+    """There torch's Hessian is that of one side, of f or of its gradient."""
+    with pytest.raises(sanc.SingularMinimumError, match="differences of f have one of"):
+        sanc.argmin(fun, torch.zeros(3, dtype=D), leaf())
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6])
 def test_a_minimum_is_singular_in_any_units(scale):
     regular = sanc.argmin(lambda x, t: scale * (x - t).square().sum(), torch.zeros(3, dtype=D), leaf())
@@ -439,6 +452,8 @@ def test_parameters_changed_in_place_are_an_error():
         ({"details": "yes"}, "details = 'yes' cannot be used"),
         ({"theta": [1.0, 2.0]}, r"theta = \[1\.0, 2\.0\] holds no floating-point tensor"),
         ({"fun": 3}, "fun = 3 is no function of x and theta"),
+        ({"fun": lambda x, t: ridge(x, t) * (2 + torch.rand(())), "theta": leaf()}, "for the same x and theta"),
+        ({"theta": [THETA, torch.ones(3, dtype=torch.complex128, requires_grad=True)]}, r"torch\.view_as_real"),
         ({"fun": lambda x, t: 3.0, "theta": leaf()}, "fun returned float for a torch tensor"),
         ({"x0": "start"}, "x0 = 'start' is not an array of real numbers"),
         ({"jac": True}, "jac = True cannot be used: torch differentiates fun; leave it out"),

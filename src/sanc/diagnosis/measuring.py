@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -50,6 +50,8 @@ _PROFILE_POINTS = 11
 """Points of each loss profile."""
 _LARGEST_KEPT = 2**25
 """Most parameters with which "auto" keeps all Lanczos vectors: 25 vectors in float32 are 3.4 GB."""
+_SAME_LOSS = 1e-3
+"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _HELD_OUT_DIVISOR = 4
 """Without held-out batches of the caller, the last quarter of the batches is held out, and at least one."""
 
@@ -153,6 +155,10 @@ def diagnose(
     parameters = [p for _, p in named]
     if not callable(loss):
         raise ArgumentTypeError(f"loss = {shown(loss)} cannot be called: pass a criterion or a function of the model.")
+    if getattr(loss, "reduction", "mean") == "sum":
+        raise ArgumentError(
+            f'loss = {shown(loss)} returns a sum: pass one with reduction="mean", as rows weight batches.'
+        )
     mode = find_mode(process_group, 0, parameters)
     leaves = mode.leaves(parameters, [0.0] * len(parameters))
     oracle = mode.oracle(leaves, hvp=hvp, exact=True)
@@ -227,12 +233,21 @@ class _Measurement:
                 f"the loss is {self.value:g} and its gradient norm {self.grad_norm:g} on data: pass batches and "
                 "parameters with a finite loss."
             )
+        again = self._loss(self.x, self.sample)
+        if not abs(again - self.value) <= _SAME_LOSS * max(abs(again), abs(self.value)):
+            raise ArgumentError(
+                f"loss is {self.value!r} and then {again!r} at the same parameters: draw random numbers from the "
+                "generators of torch, NumPy or random alone, and pass batches that do not change."
+            )
+        self.held_out_value = math.nan if self.held_out is None else self._loss(self.x, self.held_out)
+        if self.held_out is not None and not math.isfinite(self.held_out_value):
+            raise NonFiniteError(f"the loss is {self.held_out_value:g} on held_out: pass batches with a finite loss.")
         self.noise_share = self.noise_scale = math.nan
         if moments.count > 1:
             overlap = moments.overlap
             variance = max(moments.mean_square - self.grad_norm**2, 0.0) / (1.0 - overlap)
             noise, signal = variance * overlap, self.grad_norm**2 - variance * overlap
-            self.noise_share = min(1.0, noise / self.grad_norm**2) if self.grad_norm > 0.0 else 1.0
+            self.noise_share = min(1.0, noise / self.grad_norm**2) if self.grad_norm > 0.0 else float(noise > 0.0)
             self.noise_scale = self.rows / self.batches * variance / signal if signal > 0.0 else math.inf
 
     @property
@@ -340,7 +355,6 @@ class _Measurement:
     def report(self, relative_error: float) -> Report:
         """Evaluate the steps and return the report."""
         extremes = self.extremes
-        self.held_out_value = math.nan if self.held_out is None else self._loss(self.x, self.held_out)
         dimension, dimension_error = self.effective_dimension()
         curvature_decrease, curvature_length = self._escape()
         norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
@@ -500,11 +514,17 @@ def _is_criterion(loss: Any) -> bool:
 
 
 def _rows(batch: Any) -> int:
-    """Return the number of rows of a batch: that of its first tensor."""
+    """Return the number of rows of a batch: that of its first tensor with rows."""
+    return next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), 1)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
+        yield batch
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((_rows(part) for part in parts if isinstance(part, Tensor | list | tuple | Mapping)), 1)
+    for part in parts:
+        yield from _tensors(part)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ _SMALLEST_DENSITY = 1e-6
 _NOTABLE = 1e-2
 """Share of the loss, on the batches of the decrease, from which a decrease is notable."""
 _NEGLIGIBLE = 1e-3
-"""Share of λ_max up to which a negative lower bound of λ_min counts as zero."""
+"""Share of λ_max up to which λ_min, or a negative lower bound of it, counts as zero."""
 _NOISY = 0.5
 """Share of batch noise in ‖g‖² from which the gradient counts as noise."""
 
@@ -134,8 +134,13 @@ class Report:
         else:
             gradient = "A plain gradient step lowers the loss by less than 1 %."
         if not self.saddle:
-            is_bounded = self.lambda_min_bound >= -_NEGLIGIBLE * abs(self.lambda_max)
-            curvature = "The loss curves up in all directions." if is_bounded else "No negative curvature was found."
+            negligible = _NEGLIGIBLE * abs(self.lambda_max)
+            if self.lambda_min_bound < -negligible:
+                curvature = "No negative curvature was found."
+            elif self.lambda_min <= negligible:
+                curvature = "The loss curves down in no direction, and is flat in some."
+            else:
+                curvature = "The loss curves up in all directions."
         elif math.isnan(self.curvature_decrease):
             curvature = "Negative curvature exists; without held-out batches no step along it was tested."
         elif not escapes:

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,10 @@ _DEGENERATE_CHANGE = 0.1
 
 At a regular minimum it is of the order of the step. At the minimum of x⁴ it is 5/9 at any distance.
 """
+_DIFFERENCE_STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
+"""Steps of second differences, relative to ‖x‖: around eps^(1/4), and shorter ones for narrow minima."""
+_SAME_CURVATURE, _LARGEST_ROUNDING = 0.1, 0.01
+"""Relative difference of curvatures that count as equal, and roundoff up to which a second difference is used."""
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
 _ONE_SIDED = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
@@ -78,6 +83,7 @@ class Minimum:
             self._scaling = self._explore()
             if not self.solution.problem and options.on_singular != "pinv":
                 self._make_newton_step()
+                self._compare_second_differences()
             self._operator = self._oracle.hessian(self._point())
 
     @property
@@ -181,6 +187,36 @@ class Minimum:
             ratio = 1.0
         self._x_error = 2.0 * self.solution.hessian_change * ratio  # of H and of ∂²f/∂x∂θ
 
+    def _compare_second_differences(self) -> None:
+        """Compare the Hessian with second differences of f along a random direction.
+
+        At a kink of f or of its gradient torch returns the derivatives of one side, and the derivative of the minimum
+        is another. Points at which f is not defined, or beyond bounds, are not compared.
+        """
+        oracle, x = self._oracle, self._point()
+        space = oracle.space
+        d: Any = space.normal(np.random.default_rng((self.options.seed, 13)))
+        d = d / space.norm(d)
+        operator = oracle.hessian(x)
+        expected = space.dot(d, operator(d))
+        operator.release()
+        value, found = oracle.value(x), []
+        for step in ((space.norm(x) or 1.0) * fraction for fraction in _DIFFERENCE_STEPS):
+            ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
+            curvature = ((ahead - value) + (behind - value)) / step**2
+            if _is_same(curvature, expected):
+                return
+            if 4.0 * space.eps * max(map(abs, (value, ahead, behind))) <= _LARGEST_ROUNDING * abs(curvature) * step**2:
+                found.append((step, curvature))
+        if len(found) < 2:
+            return
+        (longer, first), (shorter, last) = found[-2:]
+        if _is_same(first, last) or _is_same(longer * first, shorter * last):  # of a kink of ∇f, or of f
+            self.solution.problem = (
+                f"along a random direction its Hessian has a curvature of {expected:.3g}, and differences of f have "
+                f"one of {last:.3g}, so that f has a kink there or its second derivatives are wrong"
+            )
+
     def _reaches_bound(self, x: Any, margin: float = 0.0) -> bool:
         """Whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
         box = None if self._face is None else self._face.box
@@ -236,6 +272,11 @@ class Minimum:
         if difference_error > 0.0 and norm_v > 0.0 and lower > 0.0:
             solution = replace(solution, error=solution.error + difference_error / (lower * norm_v))
         return solution
+
+
+def _is_same(curvature: float, other: float) -> bool:
+    """Whether two curvatures are equal up to the error of differences."""
+    return abs(curvature - other) <= _SAME_CURVATURE * abs(other)
 
 
 def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:

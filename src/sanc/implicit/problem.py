@@ -48,6 +48,11 @@ class ImplicitProblem:
         self._tree = Tree(self._x0, "x0") if is_tree(self._x0) else None
         self._box = self._build_box(options.get("bounds"))
         leaves = [leaf for _, leaf in tree_leaves(theta, "theta")]
+        if any(isinstance(leaf, Tensor) and leaf.is_complex() and leaf.requires_grad for leaf in leaves):
+            raise ArgumentTypeError(
+                "theta holds a complex tensor that requires a gradient: pass torch.view_as_real of it, and call "
+                "torch.view_as_complex in fun."
+            )
         self.theta = [leaf for leaf in leaves if _is_parameter(leaf)]
         if not self.theta:
             raise ArgumentError(
@@ -124,17 +129,24 @@ class ImplicitProblem:
         return flat
 
     def _check_captured(self, theta: tuple[Tensor, ...]) -> None:
-        """Raise an error if f depends on tensors that require a gradient and are not in theta.
+        """Raise an error if f depends on tensors that require a gradient and are not in theta, or is not repeatable.
 
         Nodes that are in the graphs of two evaluations were there before: they belong to a tensor of the caller. A
         function may also make such tensors itself, for example to compute a derivative as a part of its value.
         """
         with torch.enable_grad():
             first: Any = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
-            if not (isinstance(first, Tensor) and first.requires_grad):
-                return  # `minimize` reports what is no tensor
+            if not isinstance(first, Tensor):
+                return  # `minimize` reports it
             second = self._fun(self.unflatten(self._flat_start()), self.parameters(theta))
-        if set(nodes(first.grad_fn)) & set(nodes(second.grad_fn)):
+        if first.is_floating_point() and bool(
+            (abs(first - second) > math.sqrt(torch.finfo(first.dtype).eps) * abs(first)).any()
+        ):
+            raise ArgumentError(
+                f"fun returned {first.detach().tolist()!r} and then {second.detach().tolist()!r} for the same x and "
+                "theta: return the same value for the same arguments."
+            )
+        if first.requires_grad and set(nodes(first.grad_fn)) & set(nodes(second.grad_fn)):
             raise ArgumentError(
                 "fun depends on a tensor that requires a gradient and is not in theta, so that its gradient would be "
                 "missing: pass it in theta, or detach it. The parameters of a module can be passed with "
