@@ -1278,3 +1278,24 @@ def test_a_minimum_exact_to_roundoff_is_a_success(size):
     assert np.linalg.norm(found.x - expected) <= 1e-13 * np.linalg.norm(expected)
     strict = sanc.minimize(f, np.zeros(5), tol=1e-9)
     assert strict.status is Status.STALLED and "Roundoff alone may cause a gradient" in strict.message
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+@pytest.mark.parametrize(("f", "x0"), [(rosen, [-1.2, 1.0]), (lambda x: [1.0, 30.0, 1e3] @ (x - 1) ** 2, [0.0] * 3)])
+def test_a_minimum_exact_to_the_error_of_differences_is_a_success(scheme, f, x0):
+    """The differenced gradient of 1e10·f stays above the default tolerance; a tolerance of the caller holds."""
+    found = sanc.minimize(lambda x: 1e10 * f(x), x0, jac=scheme)
+    assert found.status is Status.SECOND_ORDER and np.allclose(found.x, 1.0, rtol=0, atol=1e-5)
+    assert found.certificate.grad_norm <= found.certificate.eps_gradient
+    strict = sanc.minimize(lambda x: 1e10 * f(x), x0, jac=scheme, tol=1e-9)
+    assert strict.success or "alone may cause a gradient" in strict.message
+
+
+def test_no_success_where_differences_hide_a_decrease():
+    """High frequencies, and a valley in which the truncation error across it exceeds the gradient along it."""
+    noisy = lambda x: (x - 1) @ (x - 1) + 1e-4 * np.sin(1e9 * x).sum()
+    assert not sanc.minimize(noisy, np.zeros(3), jac="3-point").success
+    Q = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))[0]
+    valley = lambda x: (x - 1) @ (Q * np.geomspace(1.0, 1e10, 4)) @ Q.T @ (x - 1)
+    res = sanc.minimize(valley, np.zeros(4), jac="2-point")
+    assert not res.success and "Differences cause an error of" in res.message and valley(res.x) > 0.1

@@ -249,3 +249,27 @@ def test_f_of_any_size(tally):
         if not result.success or norm > 1.01e-6 or lowest < -1.01e-3:
             failures.append((seed, s, result.message, norm, lowest))
     tally("f of any size", cases, failures)
+
+
+def test_f_of_any_size_with_differences(tally):
+    """Random quadratic forms and Rosenbrock functions times powers of ten, whose minimum is 0 at ones."""
+    cases, failures = 0, []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n, s = int(rng.integers(2, 5)), 10.0 ** rng.uniform(0, 20)
+        A, kappa = np.linalg.qr(rng.standard_normal((n, n)))[0], 10.0 ** rng.uniform(0, 3)
+        B = A * np.geomspace(1.0, kappa, n) @ A.T
+
+        def quadratic(x, B=B, s=s):
+            return s * ((x - 1) @ B @ (x - 1))
+
+        def valley(x, s=s):
+            return s * (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+        for f in (quadratic, valley):
+            for scheme, distance in (("2-point", 1e-4), ("3-point", 1e-5)):
+                result = sanc.minimize(f, np.zeros(n), jac=scheme, seed=seed)
+                cases += 1
+                if not result.success or np.abs(result.x - 1).max() > distance:
+                    failures.append((seed, f.__name__, n, s, scheme, result.message, result.x))
+    tally("f of any size, differences", cases, failures)

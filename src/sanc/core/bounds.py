@@ -198,6 +198,10 @@ class FaceOracle(WrappedOracle):
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(self.full_point(x))
 
+    def truncation_error(self, x: Vector) -> Vector | None:
+        error = self.inner.truncation_error(self.full_point(x))
+        return error if error is None or self.places is None else self.compress(error)
+
     def norm(self, v: Vector) -> float:
         return self.inner.norm(v) if self.places is None else self.space.norm(v)
 

@@ -50,6 +50,10 @@ NOISE_DIFFERENCES = 3
 """Differences from which the noise of gradients is estimated are of this order."""
 DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
+_POINT_ROUNDING = 0.1
+"""Noise of f, as a share of the differences between neighbouring points, that roundoff of the points explains: 1e-3
+along the line by `NOISE_SPACING`, and more if f changes faster across it. It exceeds the roundoff of f where f is near
+zero."""
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
@@ -82,7 +86,10 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tu
 
 def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     """Describe how the values near x contradict the gradient."""
-    if oracle.gradient_error(x) > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
+    error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
+    if truncation is not None:
+        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, length)
+    if error > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
     ratio, error = differenced_derivative_ratio(oracle, x, length)
     if not abs(ratio - 1.0) > _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
@@ -167,6 +174,11 @@ def difference_error_message(gradient_error: float, curvature_error: float = 0.0
         f"The gradient is differenced, and roundoff in f alone causes an error of {gradient_error:.1g}{addition}: "
         "subtract a constant from f, or pass its gradient as jac."
     )
+
+
+def truncation_message(gradient_error: float) -> str:
+    """Return the sentence about a differenced gradient that may hide a decrease of f."""
+    return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
 def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) -> str:
@@ -276,13 +288,15 @@ def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed
 def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
-    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011).
+    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Differenced
+    gradients cannot resolve changes of f by roundoff of the points, which are then no noise.
     """
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, length, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
-    if not noise > limit * space.eps * float(np.max(np.abs(values))):
+        by_points = _POINT_ROUNDING * float(np.max(np.abs(np.diff(values)))) if oracle.differenced_gradient else 0.0
+    if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
         return ""
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
 

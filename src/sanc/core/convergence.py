@@ -16,7 +16,7 @@ from sanc.core.curvature import Certificate
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.record import Branch, Note
 from sanc.core.run import Run
-from sanc.core.space import ROUNDING_ERRORS
+from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import CONTINUE, Ending, Status
 from sanc.core.units import Units, measure_units
@@ -125,24 +125,52 @@ def stall_ending(run: Run) -> Ending:
 
 
 def _roundoff_ending(run: Run) -> Ending:
-    """Return the ending of a stalled run whose gradient may be within its rounding error.
+    """Return the ending of a stalled run whose gradient may be within its rounding error, or that of differences.
 
     The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
     an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f.
+    must therefore predict no decrease beyond the roundoff of f. If the gradient is differenced they may, but then the
+    curvature has to show that the error hides little: the ending has a cause for the case that it does not.
     """
-    oracle = run.oracle
-    roundoff = ROUNDING_ERRORS * oracle.space.eps
-    if not all(record.model_decrease <= roundoff * abs(record.value) for record in run.history[-STALL_LIMIT:]):
+    oracle, space = run.oracle, run.oracle.space
+    g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
+    predicts_none = all(record.model_decrease <= limit * abs(record.value) for record in run.history[-STALL_LIMIT:])
+    if not (predicts_none or oracle.differenced_gradient):
         return Ending(Status.STALLED)
     with oracle.uncounted():
-        error = consistency.estimate_gradient_rounding(oracle, run.x, run.length)
-    if not oracle.space.norm(oracle.gradient(run.x)[1]) <= error:
+        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.length), None
+        is_roundoff = predicts_none and space.norm(g) <= error
+        if not is_roundoff:
+            truncation = oracle.truncation_error(run.x)
+    if not is_roundoff and (truncation is None or space.norm(_beyond_truncation(space, g, truncation)) > error):
         return Ending(Status.STALLED)
+    error = error if truncation is None else max(error + space.norm(truncation), space.norm(g))
     if not run.limits.default_tol:
-        cause = f"Roundoff alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
+        source = "Roundoff" if truncation is None else "Differences"
+        cause = f"{source} alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
-    return Ending(gradient_rounding=error)
+    return Ending(cause="" if truncation is None else consistency.truncation_message(error), gradient_rounding=error)
+
+
+def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
+    """Return g without what the truncation errors b explain.
+
+    A run stalls where −g is no direction of descent: ∇f·(∇f + b) ≤ 0. Then g = ∇f + b is in the ball with the diameter
+    from 0 to b, so that |g_k| ≤ (‖b‖ + |b_k|)/2. An entry without truncation error remains as it is.
+    """
+    entries, errors = space.tensor(g), space.tensor(errors)
+    bounds = 0.5 * (errors + errors.norm()) * (errors > 0.0)
+    return space.vector(entries - entries.clamp(-bounds, bounds))
+
+
+def hides_little(run: Run) -> bool:
+    """Whether the decrease of f that the error of the gradient may hide is a small share of that of the run.
+
+    Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
+    """
+    value, lowest = run.oracle.gradient(run.x)[0], run.certificate.lower_bound if run.certificate else 0.0
+    limit, error = math.sqrt(run.oracle.space.eps) * (run.first_value - value), run.gradient_rounding
+    return lowest > 0.0 and 0.5 * error * (error / lowest) <= limit
 
 
 def _difference_error_cause(run: Run) -> str:

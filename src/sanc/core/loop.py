@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from sanc.core.convergence import (
+    hides_little,
     measure_first_units,
     needs_first_units,
     point_ending,
@@ -74,11 +75,13 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
     """Return the ending of a stalled run that found no lower point along negative curvature."""
     if ending.direction is not None:
         return Ending(Status.FIRST_ORDER)
-    ending = stall_ending(run)
-    if not ending.gradient_rounding:
-        return ending
-    run.gradient_rounding = ending.gradient_rounding
+    stalled = stall_ending(run)
+    if not stalled.gradient_rounding:
+        return stalled
+    run.gradient_rounding = stalled.gradient_rounding
     ending = _with_certificate(run, stationary_ending(run))
+    if stalled.cause and not hides_little(run):
+        return Ending(Status.STALLED, stalled.cause)
     return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending
 
 

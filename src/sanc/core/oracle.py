@@ -121,6 +121,8 @@ class Oracle(ABC):
         Whether it evaluates values and products, and not gradients only.
     gradient_of_caller : bool
         Whether its gradient is a function of the caller, which may be inconsistent with f.
+    differenced_gradient : bool
+        Whether its gradient is a difference of values, with a truncation error.
     differenced_products : bool
         Whether its Hessian products are differences of gradients.
     convex : bool
@@ -141,6 +143,7 @@ class Oracle(ABC):
     hvp: str = ""
     has_values: bool = True
     gradient_of_caller: bool = False
+    differenced_gradient: bool = False
     differenced_products: bool = False
     convex: bool = False
     has_matrix: bool = False
@@ -221,6 +224,10 @@ class Oracle(ABC):
         """Return the error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
         return 0.0
 
+    def truncation_error(self, x: Vector) -> Vector | None:
+        """Return the error of each entry of a differenced ∇f(x) due to the length of the step; None for others."""
+        return None
+
     def norm(self, v: Vector) -> float:
         """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
         return self.space.norm(v)
@@ -266,6 +273,7 @@ class WrappedOracle(Oracle):
         self.inner, self.space = inner, space
         self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
         self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
+        self.differenced_gradient = inner.differenced_gradient
         self.convex = inner.convex
 
     @property
@@ -372,6 +380,9 @@ class CachedOracle(WrappedOracle):
 
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(x)
+
+    def truncation_error(self, x: Vector) -> Vector | None:
+        return self.inner.truncation_error(x)
 
     def norm(self, v: Vector) -> float:
         return self.inner.norm(v)

@@ -57,6 +57,10 @@ class ScaledOracle(WrappedOracle):
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(x) * self.factor
 
+    def truncation_error(self, x: Vector) -> Vector | None:
+        error = self.inner.truncation_error(x)
+        return None if error is None else error * self.factor
+
     def hessian(self, x: Vector) -> Operator:
         return _ScaledOperator(self.inner.hessian(x), self.factor)
 

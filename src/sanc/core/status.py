@@ -62,7 +62,8 @@ class Ending:
     certificate : Certificate or None
         That of the point, if the test computed it.
     gradient_rounding : float
-        The rounding error of the gradient, if the point has to be tested again with this tolerance.
+        The error of the gradient, if the point has to be tested again with this tolerance. If there is a cause too, it
+        holds if that error may hide a decrease of f.
     """
 
     status: Status | None = None

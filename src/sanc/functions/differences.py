@@ -23,6 +23,11 @@ DIFFERENCE_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
 h balances the truncation error, O(h) or O(h²), with the roundoff error eps/h of the values.
 """
 
+_GROWTH = {"2-point": 2.0, "3-point": 4.0}
+"""Factors by which the truncation error grows if the step is doubled; for roundoff it is ½."""
+_GROWTH_MARGIN = 1.5
+"""Factor by which the growth of a truncation error may differ from that."""
+
 COMPLEX_STEP = 1e-20
 """Imaginary step relative to max(1, |x_k|).
 
@@ -46,7 +51,7 @@ class DifferenceOracle(CallableOracle):
                 'jac = "cs" cannot be used with a torch tensor: leave jac out, and torch differentiates fun.'
             )
         super().__init__(fun, x0, jac=fun, args=args)
-        self.scheme = scheme
+        self.scheme, self.differenced_gradient = scheme, scheme != "cs"
         eps = self.space.eps
         self.noise = {"2-point": eps ** (1 / 2), "3-point": eps ** (2 / 3), "cs": eps}[scheme]
 
@@ -54,8 +59,8 @@ class DifferenceOracle(CallableOracle):
         self.meter.count_gradient(1)
         return self.as_vector([self._partial_derivative(x, k) for k in range(self.space.dim)], "fun")
 
-    def _partial_derivative(self, x: Any, k: int) -> float:
-        """Return ∂f/∂x_k."""
+    def _partial_derivative(self, x: Any, k: int, factor: float = 1.0) -> float:
+        """Return ∂f/∂x_k by a difference whose step is `factor` times the usual one."""
         size = max(1.0, abs(float(x[k])))
         if self.scheme == "cs":
             moved = x.astype(np.result_type(x.dtype, np.complex64))
@@ -68,7 +73,7 @@ class DifferenceOracle(CallableOracle):
                     'for complex x. Pass jac = "3-point" if fun cannot.'
                 )
             return float(np.imag(returned).reshape(())) / (COMPLEX_STEP * size)
-        h = self.space.eps ** DIFFERENCE_POWERS[self.scheme] * size
+        h = factor * self.space.eps ** DIFFERENCE_POWERS[self.scheme] * size
         if self.box is not None and not (self.box.lower[k] <= x[k] - h and x[k] + h <= self.box.upper[k]):
             return self._one_sided_derivative(x, k, h)
         above = self._moved(x, k, h)
@@ -98,6 +103,22 @@ class DifferenceOracle(CallableOracle):
         step = self.space.eps ** DIFFERENCE_POWERS[self.scheme]
         sizes = (max(1.0, abs(size)) for size in x.tolist())
         return self.space.eps * abs(self.value(x)) / float(step) * math.sqrt(sum(1.0 / (size * size) for size in sizes))
+
+    def truncation_error(self, x: Any) -> Any:
+        """Return the change of each entry of the gradient if the step is doubled; 0 where that is no truncation error.
+
+        The truncation error of step h is O(h) for "2-point", which is the change, and O(h²) for "3-point", a third of
+        it. It grows if the step is doubled once more. A change by roundoff, noise or a kink of f does not.
+        """
+        if self.scheme == "cs":
+            return None
+        once, twice = (
+            self.as_array([self._partial_derivative(x, k, factor) for k in range(self.space.dim)], "fun")
+            for factor in (2.0, 4.0)
+        )
+        change = abs(once - self.gradient(x)[1])
+        growth, expected = abs(twice - once), _GROWTH[self.scheme] * change
+        return change * ((growth > expected / _GROWTH_MARGIN) & (growth < expected * _GROWTH_MARGIN))
 
     @staticmethod
     def _moved(x: Any, k: int, h: float) -> Any:
