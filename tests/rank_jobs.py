@@ -683,9 +683,9 @@ def load_damaged(folder, parts):
     """Load a damaged checkpoint; return the error, and whether model and optimiser are unchanged."""
     model = deep(parts)
     opt = sanc.SANC(model.parameters(), seed=0)
-    before, state = gathered(opt), str(opt.state_dict()["engine"])
+    before, state = gathered(opt), str(opt.state_dict()["run_state"])
     error = error_of(lambda: sanc.load_checkpoint(folder, model, opt))
-    return error, torch.equal(gathered(opt), before) and str(opt.state_dict()["engine"]) == state
+    return error, torch.equal(gathered(opt), before) and str(opt.state_dict()["run_state"]) == state
 
 
 def raise_under_a_wrapper(wrapped):

@@ -247,7 +247,7 @@ def test_only_the_iterations_write_records_and_states():
 def test_tests_of_endings_change_nothing_in_the_run():
     """Only what moves the run on writes it: the loop, changes of the face, and the recovery at saddles."""
     writers = {"core/faces.py", "core/loop.py", "core/resume.py", "core/saddle.py", "leastsquares/fitting.py",
-               "minimisation/minimizer.py"}  # fmt: skip
+               "minimisation/minimizing.py"}  # fmt: skip
     found = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
              if getattr(target.value, "id", "") == "run"}  # fmt: skip
     assert found == writers

@@ -501,7 +501,7 @@ def test_groups_may_have_entries_of_frameworks():
     SWALR(opt, swa_lr=0.5)
     other = sanc.SANC(network().parameters())
     other.load_state_dict(opt.state_dict())
-    assert other.param_groups[0]["name"] == "all" and "engine" not in other.param_groups[0]
+    assert other.param_groups[0]["name"] == "all" and "run_state" not in other.param_groups[0]
     with pytest.raises(sanc.ArgumentError, match="group option 'betas'"):
         sanc.SANC([{"params": model.parameters(), "betas": (0.9, 0.99)}])
 

@@ -1,7 +1,9 @@
 """Parameters of bfloat16 and float16: float32 master values, which every way to drive a step follows."""
 
 import copy
+import itertools
 import pickle
+import statistics
 
 import pytest
 import torch
@@ -323,12 +325,13 @@ def _regression():
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 @pytest.mark.parametrize("task", [_classes, _kernels, _regression])
 def test_the_loss_is_within_two_percent_of_that_of_float32_parameters(task, style):
-    ends = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        torch.manual_seed(0)
+    """In the mean of three seeds, since roundoff changes the end of a run by up to 3 %."""
+    ends = {dtype: [] for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    for dtype, seed in itertools.product(ends, range(3)):
+        torch.manual_seed(seed)
         model, x, y, loss, decay = task()
         model.to(dtype)
-        opt, generator = sanc.SANC(model.parameters(), seed=0, weight_decay=decay), torch.Generator().manual_seed(1)
+        opt, generator = sanc.SANC(model.parameters(), seed=0, weight_decay=decay), torch.Generator().manual_seed(seed)
         for _ in range(600):
             rows = torch.randint(len(x), (64,), generator=generator)
 
@@ -344,6 +347,6 @@ def test_the_loss_is_within_two_percent_of_that_of_float32_parameters(task, styl
         opt.eval()
         with torch.no_grad():
             penalty = 0.5 * decay * sum(float(p.float().square().sum()) for p in model.parameters())
-            ends[dtype] = float(loss(model.float()(x), y)) + penalty
-    assert ends[torch.bfloat16] <= 1.02 * ends[torch.float32], ends
-    assert ends[torch.float16] <= 1.02 * ends[torch.float32], ends
+            ends[dtype].append(float(loss(model.float()(x), y)) + penalty)
+    means = {dtype: statistics.geometric_mean(losses) for dtype, losses in ends.items()}
+    assert max(means.values()) <= 1.02 * means[torch.float32], ends

@@ -288,8 +288,8 @@ DATA = [
 ]
 
 STATES = [
-    ("the state of Adam", lambda: loaded(lambda s: torch.optim.Adam(network().parameters()).state_dict()), "'engine'",
-     "state_dict() of this optimiser"),
+    ("the state of Adam", lambda: loaded(lambda s: torch.optim.Adam(network().parameters()).state_dict()),
+     "'run_state'", "state_dict() of this optimiser"),
     ("of another method", lambda: loaded(cls=sanc.SCR), "'sanc', not 'scr'", "load it into that method"),
     ("of another preset", lambda: loaded(cls=partial(sanc.SANC, preset="paper")), "another iteration",
      "the same preset"),

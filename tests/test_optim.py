@@ -198,7 +198,7 @@ def test_loading_the_state_of_another_optimiser_changes_nothing():
     opt.step(loss_of(model, x, y))
     before = opt.state_dict()
     for state, word in [
-        (torch.optim.SGD(model.parameters(), lr=1.0).state_dict(), "engine"),
+        (torch.optim.SGD(model.parameters(), lr=1.0).state_dict(), "run_state"),
         (sanc.SCR(model.parameters()).state_dict(), "'scr'"),
     ]:
         with pytest.raises(sanc.ArgumentError, match=word):
@@ -630,8 +630,8 @@ def test_loading_with_other_settings_warns():
     with pytest.warns(UserWarning, match=r"eta1 = 0\.1 and this optimiser has 0\.2"):
         other.load_state_dict(opt.state_dict())
     broken = opt.state_dict()
-    del broken["engine"]["numbers"]
-    with pytest.raises(sanc.ArgumentError, match="engine"):
+    del broken["run_state"]["numbers"]
+    with pytest.raises(sanc.ArgumentError, match="run_state"):
         other.load_state_dict(broken)
 
 

@@ -386,6 +386,6 @@ def test_a_state_saved_with_another_mode_is_loaded_with_a_warning():
         fixed.load_state_dict(state)
     assert fixed.hvp == "double-backward"
     for bad in ("fast", "linearised"):
-        state["engine"]["hvp"] = bad
+        state["run_state"]["hvp"] = bad
         with pytest.raises(sanc.ArgumentError, match=f"hvp = '{bad}'"):
             sanc.SANC(model.parameters(), seed=0).load_state_dict(state)

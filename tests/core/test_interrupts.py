@@ -79,7 +79,9 @@ def trained(style, kind, preset, steps):
 
 
 def snapshot(model, opt):
-    numbers = {k: v for k, v in opt.state_dict()["engine"]["numbers"].items() if k not in ("seconds", "second_order")}
+    numbers = {
+        k: v for k, v in opt.state_dict()["run_state"]["numbers"].items() if k not in ("seconds", "second_order")
+    }
     return [*(value.clone() for value in model.state_dict().values()), torch.get_rng_state()], repr(numbers)
 
 

@@ -103,11 +103,11 @@ CASES = [
 def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options):
     model, opt, rest = optimiser(kind, preset, style, **options)
     state = opt.state_dict()
-    del state["param_groups"][0]["engine"]  # it is there twice
+    del state["param_groups"][0]["run_state"]  # it is there twice
     twin, other, _ = optimiser(kind, preset, style, **options)
     rejected = 0
     for path, old in leaves(state):
-        if path[:1] == ("engine",) and len(path) > 1 and path[1] in OURS:
+        if path[:1] == ("run_state",) and len(path) > 1 and path[1] in OURS:
             continue
         if path[0] == "param_groups" and "params" in path:
             continue
@@ -128,7 +128,7 @@ def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, 
     drive(style, twin, other, rest)
     assert (
         torch.equal(flat(model), flat(twin))
-        and opt.state_dict()["engine"]["meter"] == other.state_dict()["engine"]["meter"]
+        and opt.state_dict()["run_state"]["meter"] == other.state_dict()["run_state"]["meter"]
     )
 
 
@@ -137,8 +137,8 @@ def test_an_entry_of_another_version_is_rejected_and_changes_nothing(path):
     model, opt, rest = optimiser(sanc.SANC, "robust")
     twin, other, _ = optimiser(sanc.SANC, "robust")
     state = opt.state_dict()
-    del state["param_groups"][0]["engine"]  # it is there twice
-    said = message_of(lambda: opt.load_state_dict(changed(state, ("engine", *path, "formerly"), 1.0)))
+    del state["param_groups"][0]["run_state"]  # it is there twice
+    said = message_of(lambda: opt.load_state_dict(changed(state, ("run_state", *path, "formerly"), 1.0)))
     assert "formerly" in said and path[-1] in said
     drive("loss", model, opt, rest)
     drive("loss", twin, other, rest)

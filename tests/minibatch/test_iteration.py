@@ -41,7 +41,7 @@ def lowest(problem):
     return min(scipy.optimize.minimize(problem.value_and_gradient, w, jac=True, tol=1e-12).fun for w in starts)
 
 
-def engine_on(problem, method="sanc", batch=29, seed=0, **options):
+def iteration_on(problem, method="sanc", batch=29, seed=0, **options):
     return MinibatchIteration(sanc.method_for(method, **options), seed), SumOracle(problem, (batch,) * 3, seed)
 
 
@@ -50,22 +50,22 @@ def engine_on(problem, method="sanc", batch=29, seed=0, **options):
 
 def test_on_an_exact_objective_it_is_the_exact_iteration(problem):
     """Every batch is the whole sum: bit for bit the steps of the core, as long as one likes."""
-    engine, oracle = engine_on(problem, batch=None)
+    iteration, oracle = iteration_on(problem, batch=None)
     exact = Iteration(sanc.method_for(krylov_dim=SAMPLED_KRYLOV_DIM), 0)
     other = SumOracle(problem, (None,) * 3, 0)
     x = y = np.ones(problem.dim)
     for _ in range(40):
-        x, record = engine.iterate(x, oracle)
+        x, record = iteration.iterate(x, oracle)
         y, twin = exact.iterate(y, other)
         assert np.array_equal(x, y)
         assert (record.branch, record.sigma, record.krylov_dim) == (twin.branch, twin.sigma, twin.krylov_dim)
-    assert not engine.state.averaged
+    assert not iteration.state.averaged
     assert np.linalg.norm(problem.value_and_gradient(x)[1]) < 1e-6
 
 
 def test_numbers_of_second_order_steps_are_replaced(problem):
     """`replace_numbers` of both iterations sets the σ of the next cubic step, and leaves the rest of the state."""
-    for iteration in (engine_on(problem)[0], Iteration(sanc.method_for(), 0)):
+    for iteration in (iteration_on(problem)[0], Iteration(sanc.method_for(), 0)):
         before = getattr(iteration, "second_order", iteration).state
         iteration.replace_numbers(sigma=7.0, unit_length=2.0)
         assert getattr(iteration, "second_order", iteration).state == replace(before, sigma=7.0, unit_length=2.0)
@@ -80,8 +80,8 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
     """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
     own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
     own["horizon"] = horizon
-    engine, oracle = engine_on(problem, **own)
-    settings = engine.settings
+    iteration, oracle = iteration_on(problem, **own)
+    settings = iteration.settings
     x0 = x = z = average = np.ones(problem.dim)
     V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
     floor = 0.0
@@ -113,10 +113,10 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
             beyond = np.abs(z - average).sum()
         if (k + 1) & k == 0 if k + 1 < 50 else (k + 1) % 50 == 0:  # when ε is refreshed
             floor = 1e-6 * np.sqrt(V.max())
-        x, record = engine.iterate(x, oracle)
+        x, record = iteration.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
-            assert engine.state.distance == pytest.approx(d, rel=1e-6)
+            assert iteration.state.distance == pytest.approx(d, rel=1e-6)
         # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M
         norm = math.sqrt(step @ (M * step))
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
@@ -184,10 +184,10 @@ def test_an_iterate_without_weight_moves_the_average_towards_the_point_of_the_gr
 
 def test_products_are_spent_as_long_as_batches_agree(problem):
     batch = 29
-    engine, oracle = engine_on(problem, batch=batch)
+    iteration, oracle = iteration_on(problem, batch=batch)
     x, before, spaces = np.ones(problem.dim), sanc.Calls(), []
     for k in range(140):
-        x, record = engine.iterate(x, oracle)
+        x, record = iteration.iterate(x, oracle)
         products = record.calls.product - before.product
         if products:
             spaces.append(k)
@@ -196,10 +196,10 @@ def test_products_are_spent_as_long_as_batches_agree(problem):
         before = record.calls
     first = next(k for k in range(140) if k not in spaces)
     assert 1 <= first < 30 and spaces == list(range(first))
-    engine, oracle = engine_on(problem, curvature=False)
+    iteration, oracle = iteration_on(problem, curvature=False)
     for _ in range(130):
-        x, record = engine.iterate(x, oracle)
-    assert record.calls.product == 0 and engine.state.steps == 130
+        x, record = iteration.iterate(x, oracle)
+    assert record.calls.product == 0 and iteration.state.steps == 130
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e9])
@@ -326,15 +326,15 @@ def test_noise_neither_blows_sigma_up_nor_stops_the_run(problem, lowest):
     """The gap to f* goes on falling on the noise floor, and no iteration stays."""
     early, late = [], []
     for seed in range(2):
-        engine, oracle = engine_on(problem, seed=seed)
+        iteration, oracle = iteration_on(problem, seed=seed)
         x, records, gaps = np.ones(problem.dim), [], []
         for _ in range(400):
-            x, record = engine.iterate(x, oracle)
+            x, record = iteration.iterate(x, oracle)
             records.append(record)
             gaps.append(problem.value(x) - lowest)
         early.append(np.mean(gaps[50:100]))
         late.append(np.mean(gaps[-50:]))
-        assert engine.state.eta_reduction == 1.0
+        assert iteration.state.eta_reduction == 1.0
         assert not any(r.branch is Branch.STAYED for r in records[200:])
     assert np.mean(late) < 0.5 * np.mean(early)
     assert np.mean(late) < 2e-3 * lowest
@@ -361,41 +361,41 @@ def test_it_needs_no_more_calls_than_the_tuned_method_of_the_paper(problem, lowe
 
 
 def settled_run(problem, steps=60, **options):
-    engine, oracle = engine_on(problem, **options)
+    iteration, oracle = iteration_on(problem, **options)
     x = np.ones(problem.dim)
     for _ in range(steps):
-        x, _ = engine.iterate(x, oracle)
-    assert engine.state.averaged
-    return engine, oracle, x
+        x, _ = iteration.iterate(x, oracle)
+    assert iteration.state.averaged
+    return iteration, oracle, x
 
 
 def test_a_loss_that_rises_for_long_leads_back_to_a_safe_point(problem):
     """As if the steps themselves had gone wrong: the averaged point moves away a little in every iteration."""
-    engine, oracle, x = settled_run(problem)
+    iteration, oracle, x = settled_run(problem)
     good, k = problem.value(x), 0
-    while not engine.has_returned:
+    while not iteration.has_returned:
         k += 1
         assert k < 100
         x = x + 0.1
-        engine.state = replace(engine.state, x_norm_square=float(x @ x))  # as the iteration does
+        iteration.state = replace(iteration.state, x_norm_square=float(x @ x))  # as the iteration does
         before = oracle.meter.paper_calls
-        x, record = engine.iterate(x, oracle)
+        x, record = iteration.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
-    assert problem.value(x) < 1.1 * good and engine.state.eta_reduction == 0.5
-    safe_point = engine.state.safe_point
-    engine.iterate(x, oracle)
-    assert not engine.has_returned
+    assert problem.value(x) < 1.1 * good and iteration.state.eta_reduction == 0.5
+    safe_point = iteration.state.safe_point
+    iteration.iterate(x, oracle)
+    assert not iteration.has_returned
     # The return is not taken for a change by the caller: averaging goes on, and the point is not dropped.
-    assert engine.state.projection_countdown == 0 and engine.state.safe_point is not None and safe_point is x
+    assert iteration.state.projection_countdown == 0 and iteration.state.safe_point is not None and safe_point is x
 
 
 def test_a_change_of_the_parameters_by_the_caller_is_not_undone(problem):
-    engine, oracle, x = settled_run(problem)
-    point, _ = engine.iterate(x + 3.0, oracle)
+    iteration, oracle, x = settled_run(problem)
+    point, _ = iteration.iterate(x + 3.0, oracle)
     assert np.linalg.norm(point - x - 3.0) < 0.1
     for _ in range(60):
-        point, record = engine.iterate(point, oracle)
+        point, record = iteration.iterate(point, oracle)
         assert "back" not in record.note
 
 
@@ -420,11 +420,11 @@ def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
      (math.nan, 1.0, math.nan, False)],
 )  # fmt: skip
 def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
-    engine = MinibatchIteration(sanc.method_for(), seed=0)
+    iteration = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    engine.state = replace(engine.state, safe_point=start, first_loss=entry)
+    iteration.state = replace(iteration.state, safe_point=start, first_loss=entry)
     oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
-    assert engine._start_of_averaging(x, value, oracle) is (start if back else x)
+    assert iteration._start_of_averaging(x, value, oracle) is (start if back else x)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
@@ -445,18 +445,20 @@ def test_rare_rows_are_learnt_from(seed):
 
 
 def test_a_loss_that_is_not_finite_twice_leads_back(problem):
-    engine, oracle, x = settled_run(problem)
+    iteration, oracle, x = settled_run(problem)
     bad = x * np.nan
-    point, record = engine.iterate(bad, oracle)
-    assert point is bad and "finite" in record.note and engine.state.eta_reduction == 1.0  # the batch may be to blame
-    point, record = engine.iterate(bad, oracle)
+    point, record = iteration.iterate(bad, oracle)
+    assert (
+        point is bad and "finite" in record.note and iteration.state.eta_reduction == 1.0
+    )  # the batch may be to blame
+    point, record = iteration.iterate(bad, oracle)
     assert np.isfinite(point).all() and "back to the last safe point" in record.note
-    assert engine.state.eta_reduction == 0.5
+    assert iteration.state.eta_reduction == 0.5
 
 
 def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
     """Where the data change, the safe point is no better, and the run goes on."""
-    engine, oracle, x = settled_run(problem)
+    iteration, oracle, x = settled_run(problem)
     gradient, trial = oracle.gradient, oracle.gradient_sample_value
 
     def higher(x):
@@ -465,9 +467,9 @@ def test_a_loss_that_changes_for_good_does_not_lead_back(problem):
 
     oracle.gradient, oracle.gradient_sample_value = higher, lambda x: trial(x) + 50.0
     for _ in range(150):
-        x, record = engine.iterate(x, oracle)
+        x, record = iteration.iterate(x, oracle)
         assert "back" not in record.note
-    assert engine.state.eta_reduction == 1.0
+    assert iteration.state.eta_reduction == 1.0
 
 
 def test_one_outlier_batch_does_not_ruin_a_run():

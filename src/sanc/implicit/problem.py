@@ -21,7 +21,7 @@ from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
-from sanc.minimisation.minimizer import minimize
+from sanc.minimisation.minimizing import minimize
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
 

@@ -257,8 +257,8 @@ def _starting_points(starts: Any, bounds: Any, seed: int) -> Tensor | Any:
     box = build_box(bounds, like, Space(dim, like.dtype, like.device), like)
     if box is None or not bool((box.lower.isfinite() & box.upper.isfinite()).all()):
         raise ArgumentError(f"starts = {starts} needs finite bounds for every variable: pass them, or the points.")
-    engine: Any = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
-    sobol = engine.draw(starts, dtype=torch.float64)
+    sequence: Any = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+    sobol = sequence.draw(starts, dtype=torch.float64)
     return box.lower + sobol * (box.upper - box.lower)
 
 

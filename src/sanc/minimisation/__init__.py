@@ -2,7 +2,7 @@
 
 from sanc.core.status import Status
 from sanc.minimisation.certification import Certificate, certificate
-from sanc.minimisation.minimizer import minimize, scipy_method
+from sanc.minimisation.minimizing import minimize, scipy_method
 from sanc.minimisation.result import Result
 
 __all__ = ["Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"]

@@ -1,7 +1,7 @@
 """The saved state of an optimiser, as plain numbers and tensors, and the checks of a state before it is restored.
 
 The vectors are saved by parameter, in the entry 'state' of torch's optimisers. All else, the numbers of the run, is the
-entry 'engine'.
+entry 'run_state'.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sanc.errors import ArgumentError, one_of, shown
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
 
-_ENGINE_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
-"""Required keys of the entry 'engine', the saved state without its vectors."""
+_RUN_STATE_ENTRIES = {"method", "settings", "numbers", "meter", "hvp", "style", "at_average", "vectors", "sizes"}
+"""Required keys of the entry 'run_state', the saved state without its vectors."""
 
 
 def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]]) -> None:
@@ -63,8 +63,8 @@ def _moved(entry: Any, device: torch.device) -> Any:
     return entry.to(device) if isinstance(entry, Tensor) else entry
 
 
-def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
-    """Return the entry 'engine'; `vectors` is the number of parameters that have vectors in the entry 'state'."""
+def run_state_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
+    """Return the entry 'run_state'; `vectors` is the number of parameters that have vectors in the entry 'state'."""
     leaves = driver.oracle.leaves.tensors
     return {
         "method": driver.method.name,
@@ -80,34 +80,36 @@ def engine_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
     }
 
 
-def checked_engine(driver: Driver, engine: Any) -> dict[str, Any]:
-    """Return the entry 'engine' if this optimiser can restore it; otherwise raise an error."""
-    if not isinstance(engine, dict):
-        raise ArgumentError("state_dict has no entry 'engine': pass what state_dict() of this optimiser returned.")
-    if not engine.keys() >= _ENGINE_ENTRIES:
-        raise ArgumentError(f"state_dict['engine'] has {sorted(engine)}: pass what state_dict() returned, as a whole.")
-    where = "state_dict['engine']"
-    if not isinstance(engine["method"], str) or engine["method"] != driver.method.name:
+def checked_run_state(driver: Driver, run_state: Any) -> dict[str, Any]:
+    """Return the entry 'run_state' if this optimiser can restore it; otherwise raise an error."""
+    if not isinstance(run_state, dict):
+        raise ArgumentError("state_dict has no entry 'run_state': pass what state_dict() of this optimiser returned.")
+    if not run_state.keys() >= _RUN_STATE_ENTRIES:
         raise ArgumentError(
-            f"state_dict is of {engine['method']!r}, not {driver.method.name!r}: load it into that method."
+            f"state_dict['run_state'] has {sorted(run_state)}: pass what state_dict() returned, as a whole."
+        )
+    where = "state_dict['run_state']"
+    if not isinstance(run_state["method"], str) or run_state["method"] != driver.method.name:
+        raise ArgumentError(
+            f"state_dict is of {run_state['method']!r}, not {driver.method.name!r}: load it into that method."
         )
     for name in ("settings", "numbers", "meter"):
-        require_mapping(f"{where}[{name!r}]", engine[name])
-    if differing := set(engine["numbers"]) ^ set(driver.iteration.numbers()):
+        require_mapping(f"{where}[{name!r}]", run_state[name])
+    if differing := set(run_state["numbers"]) ^ set(driver.iteration.numbers()):
         raise ArgumentError(
             f"{where}['numbers'] differ from this optimiser's in {shown(sorted(map(str, differing)))}, so they are of "
             "another iteration or version: construct it with the same preset and minibatch as the saved run."
         )
-    require_fields(f"{where}['meter']", engine["meter"], Meter)
-    if engine["style"] not in list(STYLES):
-        raise state_error(f"{where}['style']", engine["style"], f"one of {list(STYLES)}")
-    if not isinstance(engine["at_average"], bool):
-        raise state_error(f"{where}['at_average']", engine["at_average"], "True or False")
-    if not isinstance(engine["sizes"], Tensor):
-        raise state_error(f"{where}['sizes']", engine["sizes"], "a tensor")
-    require_count(f"{where}['vectors']", engine["vectors"])
-    one_of("hvp", engine["hvp"], OPTIMIZER_HVP_MODES)
-    return engine
+    require_fields(f"{where}['meter']", run_state["meter"], Meter)
+    if run_state["style"] not in list(STYLES):
+        raise state_error(f"{where}['style']", run_state["style"], f"one of {list(STYLES)}")
+    if not isinstance(run_state["at_average"], bool):
+        raise state_error(f"{where}['at_average']", run_state["at_average"], "True or False")
+    if not isinstance(run_state["sizes"], Tensor):
+        raise state_error(f"{where}['sizes']", run_state["sizes"], "a tensor")
+    require_count(f"{where}['vectors']", run_state["vectors"])
+    one_of("hvp", run_state["hvp"], OPTIMIZER_HVP_MODES)
+    return run_state
 
 
 def saved_settings(method: Method) -> dict[str, Any]:
@@ -119,10 +121,10 @@ def saved_settings(method: Method) -> dict[str, Any]:
 def checked_groups(
     saved: Any, current: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the saved groups, without 'engine', if they fit those of this optimiser."""
+    """Return the saved groups, without 'run_state', if they fit those of this optimiser."""
     if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) for group in saved):
         raise state_error("state_dict['param_groups']", saved, "a list of groups")
-    groups = [{name: value for name, value in group.items() if name != "engine"} for group in saved]
+    groups = [{name: value for name, value in group.items() if name != "run_state"} for group in saved]
     for group in groups:
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
@@ -138,7 +140,7 @@ def checked_groups(
     return groups
 
 
-def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mapping[str, Any]) -> Mapping[Any, Any]:
+def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], run_state: Mapping[str, Any]) -> Mapping[Any, Any]:
     """Return the saved vectors by parameter number, if all parameters that had vectors still have them."""
     require_mapping("state_dict['state']", state)
     for number, entry in state.items():
@@ -146,21 +148,21 @@ def checked_state(state: Any, groups: Sequence[Mapping[str, Any]], engine: Mappi
     if unknown := set(state) - {number for group in groups for number in group["params"]}:
         raise state_error("state_dict['state']", sorted(map(str, unknown)), "entries of the parameters alone")
     count = sum(map(bool, state.values()))
-    if engine["vectors"] != count:
+    if run_state["vectors"] != count:
         remedy = (
             " torch.distributed.checkpoint.load fills only existing entries, and an optimiser that has made no step "
             "has no vectors: use sanc.save_checkpoint and sanc.load_checkpoint. To use an existing checkpoint, convert "
             "it with torch.distributed.checkpoint.format_utils.dcp_to_torch_save and load it with torch.load."
         )
         raise ArgumentError(
-            f"state_dict['state'] has {count} parameters instead of {engine['vectors']!r}: pass what state_dict() "
+            f"state_dict['state'] has {count} parameters instead of {run_state['vectors']!r}: pass what state_dict() "
             f"returned, as a whole.{'' if count else remedy}"
         )
     return state  # type: ignore[no-any-return]
 
 
 def checked_vectors(
-    driver: Driver, engine: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
+    driver: Driver, run_state: Mapping[str, Any], parameters: Sequence[Tensor], states: Any
 ) -> tuple[Leaves | None, dict[str, Any], list[Any], Tensor | None]:
     """Return the leaves that have vectors, the vectors, the tensors of the metric, and the master values.
 
@@ -180,7 +182,7 @@ def checked_vectors(
                 f"state of parameter {number}", sorted(entry), f"vectors of the names {sorted(entries[0])}"
             )
         for name, part in entry.items():
-            if isinstance(part, Tensor) and part.shape != p.shape and engine["sizes"].numel() == len(saved):
+            if isinstance(part, Tensor) and part.shape != p.shape and run_state["sizes"].numel() == len(saved):
                 raise ArgumentError(
                     f"state_dict is of a model with other sizes: its parameter {number} has the shape "
                     f"{tuple(part.shape)} instead of {tuple(p.shape)}. Construct the model as it was when it was saved."
@@ -188,28 +190,28 @@ def checked_vectors(
             require_vector(f"{name!r} of parameter {number}", part, tuple(p.shape))
     vectors = {} if leaves is None else {n: leaves.flatten([entry[n] for entry in entries]) for n in entries[0]}
     shapes = [tuple(p.shape) for p in saved]
-    driver.iteration.check("state_dict['engine']['numbers']", engine["numbers"], vectors, shapes, tensors)
+    driver.iteration.check("state_dict['run_state']['numbers']", run_state["numbers"], vectors, shapes, tensors)
     complete = leaves is not None and leaves.is_low_precision and all(master is not None for master in masters)
     return leaves, vectors, tensors, leaves.flatten(masters) if leaves is not None and complete else None
 
 
-def warn_of_changes(driver: Driver, engine: Mapping[str, Any]) -> None:
+def warn_of_changes(driver: Driver, run_state: Mapping[str, Any]) -> None:
     """Warn of settings that differ from those of the saved run."""
-    for name, value in engine["settings"].items():
+    for name, value in run_state["settings"].items():
         current = saved_settings(driver.method).get(name)
         if current != value:
             text = f"the state was saved with {name} = {value!r} and this optimiser has {current!r}"
             warnings.warn(
                 f"{text}: the run continues, with steps that differ from those of the saved run.", stacklevel=4
             )
-    if driver.hvp != "auto" and engine["hvp"] not in ("auto", driver.hvp):
-        text = f"the state was saved with hvp = {engine['hvp']!r} and this optimiser has {driver.hvp!r}"
+    if driver.hvp != "auto" and run_state["hvp"] not in ("auto", driver.hvp):
+        text = f"the state was saved with hvp = {run_state['hvp']!r} and this optimiser has {driver.hvp!r}"
         warnings.warn(f"{text}: the run continues, with steps that differ in the last bits.", stacklevel=4)
 
 
 def restore(
     driver: Driver,
-    engine: Mapping[str, Any],
+    run_state: Mapping[str, Any],
     leaves: Leaves | None,
     vectors: Mapping[str, Any],
     tensors: Sequence[Any],
@@ -217,15 +219,15 @@ def restore(
 ) -> None:
     """Restore a state that was checked."""
     if driver.hvp == "auto":
-        driver.oracle.hvp = engine["hvp"]
+        driver.oracle.hvp = run_state["hvp"]
     if driver.capture is not None:
         driver.capture.reset()
     driver.last_leaves = leaves
     driver.masters.keep_only([])
     if leaves is not None and masters is not None:
         leaves.keep_masters(masters)
-    driver.iteration.restore(engine["numbers"], vectors, tensors)
-    driver.meter = Meter(**engine["meter"])
-    driver.oracle.style, driver.at_average = engine["style"], engine["at_average"]
+    driver.iteration.restore(run_state["numbers"], vectors, tensors)
+    driver.meter = Meter(**run_state["meter"])
+    driver.oracle.style, driver.at_average = run_state["style"], run_state["at_average"]
     driver.clear_record()
     driver.mode.after_loading()

@@ -21,12 +21,12 @@ from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
 from sanc.optim.checkpoints import (
-    checked_engine,
     checked_groups,
+    checked_run_state,
     checked_state,
     checked_vectors,
-    engine_of,
     restore,
+    run_state_of,
     uncast_states,
     warn_of_changes,
     write_states,
@@ -376,9 +376,9 @@ class CubicOptimizer(Optimizer):
         write_states(self._driver, self.state)
         packed = super().state_dict()
         self.state.clear()  # the iteration holds the vectors
-        engine = engine_of(self._driver, vectors=sum(map(bool, packed["state"].values())))
-        packed["param_groups"][0]["engine"] = engine  # torch.distributed.checkpoint saves only states and groups
-        return packed | {"engine": engine}
+        run_state = run_state_of(self._driver, vectors=sum(map(bool, packed["state"].values())))
+        packed["param_groups"][0]["run_state"] = run_state  # torch.distributed.checkpoint saves only states and groups
+        return packed | {"run_state": run_state}
 
     @uninterrupted
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -388,23 +388,23 @@ class CubicOptimizer(Optimizer):
         """
         saved_groups = require_mapping("state_dict", state_dict).get("param_groups", ())
         has_group = isinstance(saved_groups, list) and saved_groups and isinstance(saved_groups[0], dict)
-        engine_of_group = saved_groups[0].get("engine") if has_group else None
-        engine = checked_engine(self._driver, state_dict.get("engine", engine_of_group))
+        run_state_of_group = saved_groups[0].get("run_state") if has_group else None
+        run_state = checked_run_state(self._driver, state_dict.get("run_state", run_state_of_group))
         groups = checked_groups(saved_groups, self.param_groups, self.defaults)
-        state = checked_state(state_dict.get("state"), groups, engine)
+        state = checked_state(state_dict.get("state"), groups, run_state)
         saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}
         try:
             super().load_state_dict({"state": state, "param_groups": groups})
             uncast_states(self.state, state, groups, self.param_groups)
-            loaded = checked_vectors(self._driver, engine, self._parameters(), self.state)
-            warn_of_changes(self._driver, engine)
+            loaded = checked_vectors(self._driver, run_state, self._parameters(), self.state)
+            warn_of_changes(self._driver, run_state)
         except BaseException as problem:
             self.__dict__.update(saved_attributes)
             if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
                 raise
             text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
             raise ArgumentError(text) from problem
-        restore(self._driver, engine, *loaded)
+        restore(self._driver, run_state, *loaded)
         self.state.clear()  # the iteration holds the vectors
 
 
