@@ -11,7 +11,7 @@ from torch import nn
 
 import sanc
 from sanc.lab import cli, own_files
-from sanc.lab.saved_module import diagnose_file
+from sanc.lab.saved_module import diagnose_file, load_module
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def test_the_command_prints_and_writes_the_report(files, capsys):
     assert cli.main(["diagnose", *arguments]) == 0
     printed = capsys.readouterr().out
     numbers = json.loads((folder / "out.json").read_text())
-    report = diagnose_file(folder / "model.pt", own_files.load(str(folder / "data.npz")), batch=20, seed=0)
+    path = folder / "model.pt"
+    report = diagnose_file(load_module(path), path, own_files.load(str(folder / "data.npz")), batch=20, seed=0)
     assert printed.split() == str(report).split() and numbers["lambda_max"] == report.lambda_max
     data = np.load(folder / "data.npz")
     order = np.random.default_rng(0).permutation(80)

@@ -50,6 +50,11 @@ def autocast_of(device: torch.device) -> tuple[str, torch.dtype] | None:
     return device.type, torch.get_autocast_dtype(device.type)
 
 
+def is_imported(package: str) -> bool:
+    """Return whether the process has imported a package, so that values may be of its types."""
+    return package in sys.modules
+
+
 def is_traced() -> bool:
     """Return whether torch.compile is tracing the calling function, instead of running it."""
     return torch.compiler.is_compiling()

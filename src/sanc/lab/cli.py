@@ -313,13 +313,14 @@ def diagnose(
 ) -> None:
     """Measure whether a saved classifier is trained, stuck or at a saddle, in evaluation mode, on rows of a file."""
     from sanc.lab import own_files
-    from sanc.lab.saved_module import diagnose_file
+    from sanc.lab.saved_module import diagnose_file, load_module
 
     options = {"max_products": max_products, "max_time": max_time, "seed": seed, "progress": console.is_terminal}
+    network = load_module(module)
     loaded = own_files.load(str(data), label=label)
     if note := own_files.label_note(loaded):
         console.print(note, soft_wrap=True, markup=False)
-    found = diagnose_file(module, loaded, batch=batch, **options)
+    found = diagnose_file(network, module, loaded, batch=batch, **options)
     console.print(str(found), markup=False)
     if plot is not None:
         found.plot().savefig(plot)

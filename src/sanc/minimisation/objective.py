@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sanc.autograd.guards import is_imported
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
@@ -105,7 +105,7 @@ def is_of_jax(fun: Any, x0: Any, args: tuple[Any, ...]) -> bool:
 
     If nothing has imported JAX, or the point holds tensors, the function is not called.
     """
-    if "jax" not in sys.modules or any(isinstance(leaf, Tensor) for _, leaf in tree_leaves(x0, "")):
+    if not is_imported("jax") or any(isinstance(leaf, Tensor) for _, leaf in tree_leaves(x0, "")):
         return False
     try:
         return holds_jax_arrays(fun(_mapped(np.array, x0), *args))
