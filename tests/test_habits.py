@@ -97,6 +97,19 @@ def test_gradients_by_differences(scheme, near):
     assert res.nfev >= 4 * res.njev  # "3-point" begins with forward differences
 
 
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+def test_values_of_a_lower_precision_than_the_point_are_named(scheme):
+    """Their differences are zero or roundoff, so that any point would seem stationary."""
+
+    def f(x):
+        return np.float32(((x - 1.0) ** 2).sum())
+
+    with pytest.raises(sanc.ArgumentError, match=r"fun returned .* in float32 .*: compute in the precision of x0, or"):
+        sanc.minimize(f, np.array([3.0, -2.0]), jac=scheme)
+    single = sanc.minimize(f, np.array([3.0, -2.0], np.float32), jac=scheme)
+    assert single.x == pytest.approx([1.0, 1.0], abs=1e-2)
+
+
 def test_the_differences_are_those_of_scipy(rng):
     x = rng.standard_normal(6)
     for scheme, tolerance in (("2-point", 1e-4), ("3-point", 1e-6), ("cs", 1e-12)):

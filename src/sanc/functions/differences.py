@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, shown
-from sanc.functions.oracle import CallableOracle
+from sanc.functions.oracle import CallableOracle, as_scalar
 
 Scheme = Literal["2-point", "3-point", "cs"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -27,6 +27,9 @@ _GROWTH = {"2-point": 2.0, "3-point": 4.0}
 """Factors by which the truncation error grows if the step is doubled; for roundoff it is ½."""
 _GROWTH_MARGIN = 1.5
 """Factor by which the growth of a truncation error may differ from that."""
+
+_LOWER_PRECISION = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Machine epsilon of types below float64, by their names in NumPy, torch and JAX."""
 
 COMPLEX_STEP = 1e-20
 """Imaginary step relative to max(1, |x_k|).
@@ -54,6 +57,15 @@ class DifferenceOracle(CallableOracle):
         self.scheme, self.differenced_gradient = scheme, scheme != "cs"
         eps = self.space.eps
         self.noise = {"2-point": eps ** (1 / 2), "3-point": eps ** (2 / 3), "cs": eps}[scheme]
+
+    def as_value(self, returned: Any) -> float:
+        dtype = str(getattr(returned, "dtype", "")).removeprefix("torch.")
+        if dtype in _LOWER_PRECISION and self.space.eps < _LOWER_PRECISION[dtype]:
+            raise ArgumentError(
+                f"fun returned {shown(returned)} in {dtype} for a point of higher precision, so that differences of "
+                f"its values are roundoff: compute in the precision of x0, or pass x0 in {dtype}."
+            )
+        return as_scalar(returned)
 
     def evaluate_gradient(self, x: Vector) -> Vector:
         self.meter.count_gradient(1)

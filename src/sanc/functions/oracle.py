@@ -93,7 +93,11 @@ class CallableOracle(Oracle):
             self._gradients.put(x, self.as_vector(g, "fun"))
             self.meter.count_gradient(1)
         self.meter.count_value(1)
-        return _scalar(returned)
+        return self.as_value(returned)
+
+    def as_value(self, returned: Any) -> float:
+        """Convert the value that `fun` returned into a float."""
+        return as_scalar(returned)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         value = self.value(x)
@@ -219,7 +223,7 @@ def _reject_complex(returned: Any) -> None:
         raise TypeError("not real numbers")
 
 
-def _scalar(returned: Any) -> float:
+def as_scalar(returned: Any) -> float:
     """Convert the value that `fun` returned into a float."""
     if isinstance(returned, float):
         return float(returned)
