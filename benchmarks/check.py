@@ -238,11 +238,6 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
 """Function of each page that returns the Markdown of its tables, and its sentences, from the committed runs."""
 WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
     "cnn.md": {"panel": "runs on a GPU that were not kept", "method": "runs on a GPU that were not kept"},
-    "deterministic.md": {
-        "On problems that no choice was made with": "not kept",
-        "Other starts": "not kept",
-        "Long paths": "not kept",
-    },
     "../integrations.md": {"`opt.style`": "describes the ways to drive a step"},
     "faults.md": {"fault": "the tests count"},
     "networks.md": {"decay of the scale in the last third": "runs on a CPU that were not kept"},
