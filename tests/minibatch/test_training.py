@@ -222,6 +222,28 @@ def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(sty
     assert opt._iteration.state.nonfinite_batches == 0 and bool(torch.isfinite(p).all()) and held.shape == p.shape
 
 
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_first_batches_that_are_not_finite_change_no_later_step(style):
+    """Before the first step only the data can be the cause, so that the step size is not reduced."""
+    ends = []
+    for bad in (0, 6):
+        torch.manual_seed(0)
+        p, batches = nn.Parameter(torch.randn(4, 3)), torch.randn(30, 8, 4)
+        opt = sanc.SANC([p], seed=0, curvature=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for batch in (*[torch.full((8, 4), math.nan)] * bad, *batches):
+                opt.zero_grad()
+                if style == "loss":
+                    opt.step(lambda batch=batch, p=p: (batch @ p).square().mean())
+                else:
+                    (batch @ p).square().mean().backward()
+                    opt.step()
+        assert opt._iteration.state.eta_reduction == 1.0
+        ends.append(float(p.detach().square().mean()))
+    assert ends[1] == pytest.approx(ends[0], rel=0.05)
+
+
 @pytest.mark.parametrize("save", [lambda opt: opt.state_dict(), pickle.dumps, copy.deepcopy])
 def test_saving_in_train_mode_warns_once(save):
     p = nn.Parameter(torch.ones(3))

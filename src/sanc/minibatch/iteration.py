@@ -471,7 +471,7 @@ class MinibatchIteration:
         note = f"the {quantity} of the gradient sample is not finite"
         is_repeated, state = self._count_nonfinite(note, value, grad_norm), self.state
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
-        if not is_repeated:
+        if not is_repeated or state.nonfinite_batches > state.iteration:  # in the latter case no step was made
             return x, record
         if state.safe_point is not None and oracle.has_values:
             record = replace(record, trials=1)
