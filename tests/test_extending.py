@@ -582,6 +582,18 @@ def test_what_is_no_subspace_is_named(monkeypatch):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod)
 
 
+def test_what_a_subspace_lacks_is_named(pieces):
+    class Incomplete:
+        sigma, dim, problem, release = 1.0, 2, "", None
+
+    class Model(pieces.DenseModel):
+        def build(self, here):
+            return Incomplete()
+
+    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no sigma_untested, units, .*: return an object"):
+        sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, model=Model())
+
+
 @pytest.mark.parametrize("name", ["losses", "derivatives", "second_derivatives"])
 def test_the_shape_of_a_loss_of_the_margins_is_checked(monkeypatch, name):
     problem = sanc.problems.Logistic(np.eye(3), np.array([1, 0, 1]))

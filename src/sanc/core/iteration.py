@@ -15,12 +15,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from sanc.core.cubic import CubicStep
 from sanc.core.krylov import NonFiniteProductError
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.pieces import Decision, Subspace
+from sanc.core.pieces import Decision, Subspace, required_members
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error
@@ -28,6 +29,8 @@ from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
 
+_SUBSPACES: WeakSet[type] = WeakSet()
+"""Types of subspaces that have all members of the protocol."""
 _VECTOR_PREFIX = "rule_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
@@ -407,12 +410,17 @@ def _like_x(here: Point) -> str:
 
 
 def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | None:
-    """Return what a model has built; raise an error if it is no subspace."""
-    if subspace is not None and not hasattr(subspace, "release"):
+    """Return what a model has built; raise an error if it is no subspace. Each type is checked once."""
+    if subspace is None or type(subspace) in _SUBSPACES:
+        return subspace
+    known = dir(subspace)  # which evaluates no property
+    missing = [name for name in required_members(Subspace) if name not in known and not hasattr(subspace, name)]
+    if missing:
         raise ArgumentTypeError(
-            f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}: return an object with "
-            "the members of sanc.extend.Subspace, or None."
+            f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}, which has no "
+            f"{', '.join(missing)}: return an object with the members of sanc.extend.Subspace, or None."
         )
+    _SUBSPACES.add(type(subspace))
     return subspace
 
 

@@ -116,7 +116,7 @@ def _row(raw: bytes) -> dict[str, Any]:
             raise ValueError(f"{name} = {value!r:.60} cannot be read")
         if isinstance(value, int):
             float(value)  # raises OverflowError if it is too large
-    if row.get("branch") == "untested":  # the name in version 0.2.0
+    if row.get("branch") == "untested":  # the name in version 0.1
         row["branch"] = Branch.AVERAGED.value
     if row.get("branch") not in (None, "", *BRANCHES):
         raise ValueError(f"branch = {row['branch']!r:.60} is unknown")

@@ -51,8 +51,10 @@ _FIRST_PROBE = 100
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
 outlier. The losses at both points are then compared on the same batch."""
-_MOSTLY = 0.5
-"""A step follows negative curvature, and steps caused a rise of the loss, if that explains more than half of it."""
+_ESCAPE_SHARE = 0.5
+"""A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
+_CONFIRMED_RISE = 0.5
+"""Steps caused a rise of the loss if one batch shows this share of it."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -249,7 +251,7 @@ class MinibatchIteration:
             return None
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
-        if point is not x and record.curvature_share > _MOSTLY:
+        if point is not x and record.curvature_share > _ESCAPE_SHARE:
             self._update_state(offset=None, x_norm_square=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.state = saved_second_order
@@ -278,7 +280,7 @@ class MinibatchIteration:
         if (
             safe_point is None
             or safe_point is x
-            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point) < _MOSTLY * rise
+            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point) < _CONFIRMED_RISE * rise
         ):
             return None
         value, g = oracle.gradient(self.gradient_point(x))
