@@ -236,6 +236,9 @@ class BareSubspace:
         self._used.add(name)
         return getattr(self._inner, name)
 
+    def __dir__(self):
+        return members(Subspace)
+
     def failed(self, problem):
         return BareSubspace(self._inner.failed(problem), self._used)
 
