@@ -448,7 +448,7 @@ def test_mistakes_are_named(change, match):
         ({"f": lambda x, *p: p[0] * x}, "p0 = None"),
         ({"chunk_size": 3}, "chunk_size = 3 is for rows of ydata: leave it out"),
         ({"restarts": -7.5}, "restarts = -7.5 is for rows of ydata: leave it out"),
-        ({"p0": [1.0]}, r"p0 = \[1.0\] has 1 parameters, but f\("),
+        ({"p0": [1.0]}, r"p0 = \[1.0\] has 1 parameters, but f cannot be called with xdata and 1 more arguments \("),
         ({"maxfev": 100}, "maxfev = 100 is not an argument of curve_fit: pass max_nfev"),
         ({"args": (1,)}, r"args = \(1,\) is not an argument of curve_fit"),
         ({"los": "huber"}, "did you mean 'loss'"),

@@ -25,8 +25,9 @@ _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
 _PROBE_PRODUCTS = 10
-"""Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False; those of a long run
-may take a tenth more."""
+"""Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
+_PROBE_DIVISOR = 10
+"""After a long run such a probe may take a tenth of the products of the run."""
 
 
 def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
@@ -49,7 +50,7 @@ def stationary_ending(run: Run) -> Ending:
         if cause:
             return Ending(Status.INCONSISTENT, cause)
     if run.iterations and not run.limits.certify:
-        affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_PRODUCTS)
+        affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
     cert = replace(cert, products=cert.products + 1) if measured else cert

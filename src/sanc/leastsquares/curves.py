@@ -22,7 +22,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, req
 from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import checked_data, fit_rows
 from sanc.many.minimizing import RunOptions
-from sanc.minimisation.arguments import reject_arguments
+from sanc.minimisation.arguments import call_problem, reject_arguments
 from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
@@ -219,17 +219,11 @@ def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
 
 def _check_count(f: Any, count: int, p0: Any) -> None:
     """Raise an error if `f` cannot be called with xdata and so many parameters."""
-    try:
-        signature = inspect.signature(f)
-    except ValueError:
-        return
-    try:
-        signature.bind(None, *[None] * count)
-    except TypeError as error:
+    if problem := call_problem(f, 1 + count):
         raise ArgumentError(
-            f"p0 = {shown(p0)} has {count} parameters, but f{signature} cannot be called with xdata and {count} more "
-            f"arguments ({error}): pass one number for each parameter of f."
-        ) from None
+            f"p0 = {shown(p0)} has {count} parameters, but f cannot be called with xdata and {count} more arguments "
+            f"({problem}): pass one number for each parameter of f."
+        )
 
 
 def _between(lower: float, upper: float) -> float:

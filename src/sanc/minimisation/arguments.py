@@ -34,17 +34,25 @@ def reject_arguments(function: str, given: Mapping[str, Any], known: Collection[
         raise ArgumentError(f"{name} = {shown(value)} is not an argument of {function}: {remedy}")
 
 
+def call_problem(function: Any, count: int) -> str:
+    """Return why a function cannot be called with so many positional arguments; empty if it can, or is not known."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # some functions written in C have no signature
+        return ""
+    except TypeError as mismatch:
+        return str(mismatch)
+    return ""
+
+
 def check_callback(callback: Any, count: int, remedy: str) -> None:
     """Raise an error unless `callback` is None, or can be called with so many arguments."""
-    problem = "is no function"
     if callback is None:
         return
+    problem = "is no function"
     if callable(callback):
-        try:
-            inspect.signature(callback).bind(*range(count))
+        mismatch = call_problem(callback, count)
+        if not mismatch:
             return
-        except ValueError:  # some functions written in C have no signature
-            return
-        except TypeError as mismatch:
-            problem = f"is called with {count} argument{'s' * (count > 1)} ({mismatch})"
+        problem = f"is called with {count} argument{'s' * (count > 1)} ({mismatch})"
     raise ArgumentTypeError(f"callback = {shown(callback)} {problem}: {remedy}.")
