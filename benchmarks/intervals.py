@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.reporting import markdown_table, number, read_runs
 from benchmarks.suite import TASKS
-from benchmarks.suite_methods import Run
-from benchmarks.suite_tables import UNSOLVED, cost, summary, target_of
+from benchmarks.suite_search import Run, relative_cost
+from benchmarks.suite_tables import UNSOLVED, summary, target_of
 
 PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-bound",
          "no-curvature", "no-escape", "loop")  # fmt: skip
@@ -73,10 +73,7 @@ def paired(runs: Sequence[Run], part: str, half: str | None = None) -> Paired:
         mine, default = ({run["seed"]: run for run in runs if (run["task"], run["method"]) == (task, name)}
                          for name in (part, "sanc"))  # fmt: skip
         spent = {
-            seed: [
-                min(cost(run, target) / (run["steps"] * run.get("batch", 1)), UNSOLVED)
-                for run in (mine[seed], default[seed])
-            ]
+            seed: [min(relative_cost(run, target), UNSOLVED) for run in (mine[seed], default[seed])]
             for seed in sorted(mine.keys() & default.keys())
         }
         if spent:

@@ -16,10 +16,12 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
 
 * sanc: `sanc.SANC(model.parameters(), seed=seed)` with default options; other entries of suite_methods.VARIANTS set
   options;
-* adamw, sgd (momentum 0.9), muon (torch's, for the matrices of linear layers, AdamW for the rest), soap
-  (pytorch_optimizer's): the default rate, and the best of five rates with and without a cosine decay to 0;
-* schedulefree (AdamWScheduleFree): the default rate, and the best of five. prodigy: rate 1, and the better of that
-  with and without a cosine decay;
+* adamw, sgd (momentum 0.9), muon (for linear layers and convolutions, AdamW for the rest), soap (the last two
+  of pytorch_optimizer) and prodigy: the default rate, and the best rate with and without a cosine decay to 0. Further
+  options of the first, of soap and of muon are in suite_methods.OPTIONS;
+* schedulefree (AdamWScheduleFree), soap-schedulefree (the same average on SOAP without momentum) and splus, which has an
+  average too: the default rate, and the best constant rate;
+* adamw-ema, soap-ema: exponential moving averages of the weights in runs with a constant rate;
 * lbfgs: torch's with a strong Wolfe line search, 5 iterations a batch, a history of 10. paper: SANC as in the paper,
   three different batches a step.
 
@@ -27,14 +29,16 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
 have the cosine decay over these steps, and the default rate without one. "decaying" is SANC with an `lr` that falls
 linearly in the last third, "horizon" SANC that knows the number of steps. Use a separate --out for each factor.
 
-Rates are chosen by the final training loss of seed 0; the other seeds use the chosen rate and the default. The target
-of a task is the final training loss of the best AdamW, the upper median over the seeds. Losses are evaluated about
-every 50 steps of a first-order method, outside the time and the counts, in evaluation mode: on 4096 training rows with
-the penalty, and on held-out rows without it. A run fails if its final loss exceeds that of AdamW with its default rate
-of 1e-3 and the same seed. TF32 is off.
+Rates are chosen with seed 0 by the search of `benchmarks.suite_search`: one by the final training loss, one by the
+evaluations to the target, and one by the validation loss; the other seeds use the chosen ones and the default. The
+target of a task is the final training loss of the best AdamW, the upper median over the seeds. Losses are evaluated
+about every 50 steps of a first-order method, outside the time and the counts, in evaluation mode: on 4096 training rows
+with the penalty, and on validation and test rows without it. A test loss is that of the run whose rate was chosen by
+the validation loss, at its lowest validation loss. A run fails if its final loss exceeds that of AdamW with its default
+rate of 1e-3 and the same seed. TF32 is off.
 
---out writes runs.jsonl, one line for each run; runs in it are not repeated. table.md, profile.png and curves.png show
-these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`.
+--out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.gz, are not repeated. table.md, profile.png
+and curves.png show these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +68,6 @@ from benchmarks.suite_methods import (
     METHODS,
     PEERS,
     VARIANTS,
-    Peer,
-    Run,
     Spec,
     optimizers_of,
     problem_of,
@@ -72,27 +75,39 @@ from benchmarks.suite_methods import (
     try_run,
     units,
 )
-from benchmarks.suite_tables import best, final, report, tuned
+from benchmarks.suite_search import Cell, Peer, Run, cell_of, chosen_cells, final, held_out, to_try
+from benchmarks.suite_tables import report
 from benchmarks.timing import captured, synchronise
 
 
 def wanted(options: argparse.Namespace, runs: Sequence[Run]) -> Iterator[Spec]:
-    """Yield the runs of this command; the other seeds of a method follow once its rate is chosen."""
-    done = {spec_of(run): run for run in runs}
+    """Yield the runs of this command; the other seeds of a method follow once its rates are chosen."""
+    done: dict[tuple[str, str], dict[Spec, Run]] = {}
+    for run in runs:
+        spec = spec_of(run)
+        done.setdefault((spec.task, spec.method), {})[spec] = run
     for method in options.methods:
         peer = PEERS.get(method, Peer())
-        rates = peer.rates[2:3] if options.quick else peer.rates
         schedules = ((True,) if options.long else (False, True)) if peer.cosine else (False,)
-        cells = [(lr, cosine) for lr in rates for cosine in schedules]
-        default = (peer.default, False)
+        if options.quick:
+            peer = replace(peer, rates=peer.rates[:1])
         for task in options.tasks:
             steps = max(4, round(TASKS[task].steps * options.steps_scale))
-            first = [Spec(task, method, *cell, 0, steps) for cell in dict.fromkeys([default, *cells])]
-            yield from first
-            if all(spec in done for spec in first):
-                chosen = tuned([done[spec] for spec in first], task, method) or default
+            mine = done.get((task, method), {})
+            first = {cell_of(run): run for spec, run in mine.items() if spec.seed == 0}
+            adamw = [run for spec, run in done.get((task, "adamw"), {}).items() if spec.seed == 0]
+            target = min(map(final, adamw), default=math.nan)
+            cells, ended = to_try(peer, first, target, schedules, grows=not (options.quick or options.long))
+            yield from (spec_in(task, method, cell, 0, steps) for cell in cells)
+            if ended:
+                chosen = chosen_cells(peer, list(first.values()), target)
                 for seed in range(1, options.seeds):
-                    yield from (Spec(task, method, *cell, seed, steps) for cell in dict.fromkeys([default, chosen]))
+                    yield from (spec_in(task, method, cell, seed, steps) for cell in chosen)
+
+
+def spec_in(task: str, method: str, cell: Cell, seed: int, steps: int) -> Spec:
+    """Return the specification of a run in a cell."""
+    return Spec(task, method, cell.lr, cell.cosine, seed, steps, cell.option)
 
 
 def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
@@ -117,7 +132,7 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
             with (options.out / "runs.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(runs[-1]) + "\n")
         summary = run.get("error") or (
-            f"loss {number(final(run))}, held-out {number(best(run, 'held'))}, {run['made']} steps of "
+            f"loss {number(final(run))}, held-out {number(held_out(run).loss)}, {run['made']} steps of "
             f"{1000 * run['pace']:.2f} ms{'' if run['ended'] == 'budget' else ', ' + run['ended']}"
         )
         print(f"{passed:6.0f} s  {len(waiting()):4d} to go  {spec!s:44s} {summary}", flush=True)
@@ -237,8 +252,8 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Read the runs in folders; of repeated runs, keep the first."""
     found: dict[Spec, dict[str, Any]] = {}
     for folder in folders:
-        path = folder / "runs.jsonl" if folder.is_dir() else folder
-        for run in read_runs(path) if path.exists() else []:
+        paths = [folder / "runs.jsonl", folder / "runs.jsonl.gz"] if folder.is_dir() else [folder]
+        for run in (run for path in paths if path.exists() for run in read_runs(path)):
             found.setdefault(spec_of(run), run)
     return list(found.values())
 
@@ -293,8 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for method in list(options.methods):
         package = PEERS.get(method, Peer()).package
-        if importlib.util.find_spec(package) is None or (method == "muon" and not hasattr(torch.optim, "Muon")):
-            print(f"{method} is left out: it requires {'a newer torch' if method == 'muon' else package}", flush=True)
+        if importlib.util.find_spec(package) is None:
+            print(f"{method} is left out: it requires {package}", flush=True)
             options.methods.remove(method)
     runs = read([options.out]) if options.out is not None else []
     execute(options, runs)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -304,15 +304,25 @@ class Task:
     """Steps over which the rate of peers with a cosine decay increases."""
 
 
+class Evaluation(NamedTuple):
+    """Training loss with the penalty, losses without it of the validation and the test rows, accuracy of the latter."""
+
+    train: float
+    valid: float
+    test: float
+    accuracy: float | None
+
+
 class Problem:
-    """A task with its data on a device."""
+    """A task with its data on a device. Of the held-out rows every other one is for validation, the rest for tests."""
 
     def __init__(self, task: Task, folder: Path | None, device: torch.device | str) -> None:
         arrays = task.arrays(folder)
         self.task, self.device = task, torch.device(device)
         self.note = str(arrays["note"]) if "note" in arrays else ""
         x, y, held_x, held_y = (self._tensor(arrays[key]) for key in ("x", "y", "held_x", "held_y"))
-        self.train, self.held = (x, y), (held_x[: task.evaluated], held_y[: task.evaluated])
+        self.train = (x, y)
+        self.valid, self.test = ((held_x[i : task.evaluated : 2], held_y[i : task.evaluated : 2]) for i in (0, 1))
         rows = torch.from_numpy(np.random.default_rng(8).permutation(len(x))[: task.evaluated]).to(self.device)
         self.evaluated = (x[rows], y[rows])
         self.size = min(task.batch, len(x))
@@ -351,23 +361,23 @@ class Problem:
             for start in range(0, len(order) - self.size + 1, self.size):
                 yield tuple(t[order[start : start + self.size]] for t in self.train)
 
-    def evaluate(self, model: nn.Module) -> tuple[float, float, float | None]:
-        """Return the training loss with the penalty, the held-out loss without it, and the held-out accuracy."""
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Return the losses and the accuracy of a model, in evaluation mode."""
         model.eval()
-        right = 0.0
-        classes = self.task.loss in (classify, classify_augmented)
+        right: float | None = 0.0 if self.task.loss in (classify, classify_augmented) else None
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)  # the noise of a loss is the same in every evaluation
             ends = []
-            for tensors, penalty in ((self.evaluated, True), (self.held, False)):
-                loss, total = self.loss(model, penalty=penalty), torch.zeros((), device=self.device)
+            for tensors in (self.evaluated, self.valid, self.test):
+                loss = self.loss(model, penalty=tensors is self.evaluated)
+                total = torch.zeros((), device=self.device)
                 for part in zip(*(t.split(1024) for t in tensors), strict=True):
                     total += loss(*part).detach().float() * len(part[0])
-                    if classes and not penalty:
+                    if right is not None and tensors is self.test:
                         right += float((model(part[0]).argmax(-1) == part[1]).float().mean()) * len(part[0])
                 ends.append(float(total) / len(tensors[0]))
         model.train()
-        return ends[0], ends[1], right / len(self.held[0]) if classes else None
+        return Evaluation(*ends, None if right is None else right / len(self.test[0]))
 
 
 _DECAY = 0.01

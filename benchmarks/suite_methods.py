@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import sanc
-from benchmarks.suite import TASKS, Problem
+from benchmarks.suite import TASKS, Evaluation, Problem
+from benchmarks.suite_search import Cell, Peer, Run
 from benchmarks.timing import synchronise
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -33,39 +34,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "loop": {},
     "decaying": {},
     "horizon": {},
-    "robust02": {},
 }
 """Options of `sanc.SANC` by method: the default, and the default without one of its components. "no-escape" is
 `sanc.SCR`, which does not compute negative curvature. "loop" calls ``loss.backward()`` and then ``step()`` without a
 closure. "decaying" lowers `lr` linearly to 0 in the last third of the budget, as many loops do. "horizon" passes the
-number of steps of a first-order method as `horizon`. "robust02" is an earlier default; it requires the source of that
-version first on the path."""
+number of steps of a first-order method as `horizon`."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Default rate, rates of the search, whether the search includes a cosine decay, and package of a method."""
-
-    default: float | None = None
-    rates: tuple[float, ...] = ()
-    cosine: bool = False
-    package: str = "torch"
-
-
-_LOW = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "beta2=0.95": {"betas": (0.9, 0.95)},
+    "decay=0.1": {"weight_decay": 0.1},
+    "warm-up": {},
+    "horizon=0.5": {},
+    "horizon=0.3": {},
+}
+"""Options of peers by name. "warm-up" increases the rate over the first tenth of the steps. "horizon" is the share of
+the budget over which the rate decays, and after which the run ends."""
+HORIZONS = {"horizon=0.5": 0.5, "horizon=0.3": 0.3}
+"""Share of the budget of a run with an option."""
+_SHORT = ("decay=0.1", *HORIZONS)
 PEERS: dict[str, Peer] = {
-    "adamw": Peer(1e-3, (*_LOW, 3e-2, 1e-1), True),
-    "schedulefree": Peer(2.5e-3, (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), package="schedulefree"),
+    "adamw": Peer(1e-3, (1e-3, 3e-3, 1e-2), True, options=("beta2=0.95", "warm-up", *_SHORT), averages=True),
+    "soap": Peer(3e-3, (3e-3, 1e-2), True, "pytorch_optimizer", ("warm-up", *_SHORT), averages=True),
+    "soap-schedulefree": Peer(3e-3, (3e-3, 1e-2), package="pytorch_optimizer"),
+    "muon": Peer(1e-3, (3e-3, 1e-2), True, "pytorch_optimizer", _SHORT),
+    "schedulefree": Peer(2.5e-3, (3e-3, 1e-2), package="schedulefree"),
+    "splus": Peer(1e-1, (3e-2, 1e-1), package="pytorch_optimizer"),
     "prodigy": Peer(1.0, (1.0,), True, "prodigyopt"),
-    "soap": Peer(3e-3, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), True, "pytorch_optimizer"),
-    "muon": Peer(1e-3, _LOW, True),
-    "sgd": Peer(1e-3, (3e-3, 1e-2, 3e-2, 1e-1, 3e-1), True),
+    "sgd": Peer(1e-3, (1e-2, 3e-2, 1e-1), True),
     "lbfgs": Peer(),
     "paper": Peer(),
 }
 METHODS = ("sanc", *PEERS)
 """Methods of a run without --methods, the most important first."""
-Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,21 @@ class Spec:
     cosine: bool
     seed: int
     steps: int
+    option: str = ""
 
     def __str__(self) -> str:
-        rate = "" if self.lr is None else f"/{self.lr:g}{' cosine' if self.cosine else ''}"
+        rate = "" if self.lr is None else f"/{Cell(self.lr, self.cosine, self.option)}"
         return f"{self.task}/{self.method}{rate}/seed {self.seed}"
+
+    @property
+    def horizon(self) -> int:
+        """Steps after which a run of a first-order method ends."""
+        return max(1, round(self.steps * HORIZONS.get(self.option, 1.0)))
 
 
 def spec_of(run: Run) -> Spec:
     """Return the specification of a finished run."""
-    return Spec(*(run[name] for name in Spec.__dataclass_fields__))
+    return Spec(**{name: run[name] for name in Spec.__dataclass_fields__ if name in run})
 
 
 # ---------------------------------------------------------------------- methods
@@ -106,31 +113,36 @@ def units(calls: Any) -> float:
     return float(calls.gradient + 0.5 * calls.value + 2.0 * calls.product)
 
 
-def optimizers_of(method: str, model: nn.Module, lr: float | None) -> list[torch.optim.Optimizer]:
-    """Return a peer's optimisers of a model; that of Muon is for the matrices of linear layers, beside AdamW."""
-    weights = list(model.parameters())
+def optimizers_of(method: str, model: nn.Module, lr: float | None, option: str = "") -> list[torch.optim.Optimizer]:
+    """Return a peer's optimisers of a model."""
+    weights, more = list(model.parameters()), {"weight_decay": 0.0} | OPTIONS.get(option, {})
     if method == "adamw":
-        return [torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)]
+        return [torch.optim.AdamW(weights, lr=lr, **more)]
     if method == "sgd":
         return [torch.optim.SGD(weights, lr=lr, momentum=0.9)]
     if method == "schedulefree":
         from schedulefree import AdamWScheduleFree
 
-        return [AdamWScheduleFree(weights, lr=lr, weight_decay=0.0)]
+        return [AdamWScheduleFree(weights, lr=lr, **more)]
     if method == "prodigy":
         from prodigyopt import Prodigy
 
-        return [Prodigy(weights, lr=lr, weight_decay=0.0)]
-    if method == "soap":
-        from pytorch_optimizer import SOAP
+        return [Prodigy(weights, lr=lr, **more)]
+    import pytorch_optimizer
 
-        return [SOAP(weights, lr=lr, weight_decay=0.0)]
-    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    if method == "soap":
+        return [pytorch_optimizer.SOAP(weights, lr=lr, **more)]
+    if method == "soap-schedulefree":  # its average replaces SOAP's momentum
+        soap = pytorch_optimizer.SOAP(weights, lr=lr, betas=(0.0, 0.95), **more)
+        return [pytorch_optimizer.ScheduleFreeWrapper(soap, momentum=0.9)]
+    if method == "splus":
+        return [pytorch_optimizer.SPlus(weights, lr=lr, **more)]
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    matrices = [module.weight for module in model.modules() if isinstance(module, layers)]
     others = [p for p in weights if all(p is not matrix for matrix in matrices)]
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr, weight_decay=0.0)]
-    if matrices:
-        made.append(torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
-    return made
+    groups = [{"params": matrices, "use_muon": True, "lr": lr, **more}] if matrices else []
+    groups += [{"params": others, "use_muon": False, "lr": lr, "betas": (0.9, 0.999), **more}] if others else []
+    return [pytorch_optimizer.Muon(groups, use_adjusted_lr=True)]
 
 
 def rate_at(share: float) -> float:
@@ -183,13 +195,12 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
             lbfgs.step(closure)
 
         return Stepper(lbfgs_step, lambda: spent, [lbfgs])
-    optimizers = optimizers_of(spec.method, model, spec.lr)
+    optimizers = optimizers_of(spec.method, model, spec.lr, spec.option)
+    warm_up = spec.steps // 10 if spec.option == "warm-up" else problem.task.warm_up if spec.cosine else 0
 
     def factor(step: int) -> float:
-        if not spec.cosine:
-            return 1.0
-        ramp = min(1.0, (step + 1) / problem.task.warm_up) if problem.task.warm_up else 1.0
-        return ramp * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / spec.steps)))
+        ramp = min(1.0, (step + 1) / warm_up) if warm_up else 1.0
+        return ramp * (0.5 * (1.0 + math.cos(math.pi * min(1.0, step / spec.horizon))) if spec.cosine else 1.0)
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
 
@@ -206,9 +217,8 @@ def stepper(spec: Spec, problem: Problem, model: nn.Module) -> Stepper:
     return Stepper(step, lambda: spent, optimizers)
 
 
-def averaged(optimizer: Any, problem: Problem, model: nn.Module) -> None:
-    """Switch to the averaged weights, and compute the running statistics of BatchNorm there on 20 batches."""
-    optimizer.eval()
+def recompute_statistics(problem: Problem, model: nn.Module) -> None:
+    """Compute the running statistics of BatchNorm at the present weights, on 20 batches."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if norms:
         momenta = [norm.momentum for norm in norms]
@@ -222,29 +232,70 @@ def averaged(optimizer: Any, problem: Problem, model: nn.Module) -> None:
             norm.momentum = momentum
 
 
+class MovingAverage:
+    """Exponential moving average of the weights of a model; its decay increases to the given one in the first steps."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay, self.steps = model, decay, 0
+        self.weights = list(model.parameters())
+        self.means = [p.detach().clone() for p in self.weights]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the present weights."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        torch._foreach_lerp_(self.means, self.weights, 1.0 - decay)
+
+    @torch.no_grad()
+    def evaluate(self, problem: Problem) -> Evaluation:
+        """Return the losses at the averaged weights; weights and buffers of the model stay the same."""
+        weights = [p.clone() for p in self.weights]
+        buffers = [b.clone() for b in self.model.buffers()]
+        torch._foreach_copy_(self.weights, self.means)
+        recompute_statistics(problem, self.model)
+        values = problem.evaluate(self.model)
+        torch._foreach_copy_(self.weights, weights)
+        for buffer, old in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(old)
+        return values
+
+
 # ---------------------------------------------------------------------- runs
+
+DECAYS = (0.99, 0.997)
+"""Decays of moving averages."""
+SWITCHED = ("schedulefree", "soap-schedulefree", "splus", "loop")
+"""Methods that evaluate other weights than they train."""
 
 
 def train(spec: Spec, problem: Problem) -> dict[str, Any]:
-    """Make a run, and return its specification, curve and times."""
+    """Make a run, and return its specification, curves and times."""
     torch.manual_seed(spec.seed)
     model = problem.model(spec.seed)
     method = stepper(spec, problem, model)
-    budget = spec.steps * problem.size
+    budget = spec.horizon * problem.size
     every = max(1, min(50, spec.steps // 8)) * problem.size
-    curve: dict[str, list[Any]] = {"evaluations": [], "train": [], "held": [], "accuracy": []}
+    curve: dict[str, list[Any]] = {"evaluations": []} | {name: [] for name in Evaluation._fields}
+    averaged = PEERS.get(spec.method, Peer()).averages and not spec.cosine and not spec.option
+    averages = {f"{decay:g}": MovingAverage(model, decay) for decay in (DECAYS if averaged else ())}
+    curves: dict[str, dict[str, list[Any]]] = {name: {key: [] for key in Evaluation._fields} for name in averages}
     steps, paces, ended = 0, [], "budget"
 
     def evaluate() -> None:
-        moves = spec.method == "schedulefree" or (spec.method == "loop" and curve["evaluations"])
-        if moves:
-            averaged(method.optimizers[0], problem, model)
-        values = (method.spent(), *problem.evaluate(model))
-        if moves:
+        switched = spec.method in SWITCHED and steps > 0
+        if switched:
+            method.optimizers[0].eval()
+            recompute_statistics(problem, model)
+        _append(curve, problem.evaluate(model))
+        if switched:
             method.optimizers[0].train()
-        for name, value in zip(curve, values, strict=True):
-            curve[name].append(value)
+        curve["evaluations"].append(method.spent())
+        for name, average in averages.items():
+            _append(curves[name], average.evaluate(problem))
 
+    if spec.method.endswith("schedulefree"):
+        method.optimizers[0].train()
     evaluate()
     while method.spent() < budget:
         mark, before = min(budget, curve["evaluations"][-1] + every), steps
@@ -252,6 +303,8 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
         clock = time.perf_counter()
         while method.spent() < mark:
             method.step()
+            for average in averages.values():
+                average.update()
             steps += 1
         synchronise(problem.device)
         paces.append((time.perf_counter() - clock) / (steps - before))
@@ -261,11 +314,19 @@ def train(spec: Spec, problem: Problem) -> dict[str, Any]:
             break
     run = asdict(spec) | {"batch": problem.size, "ended": ended, "made": steps, "curve": curve, "note": problem.note}
     run["pace"] = statistics.median(paces)
+    if averages:
+        run["averages"] = curves
     if isinstance(method.optimizers[0], sanc.SANC | sanc.SCR):
         record = method.optimizers[0].record
         assert record is not None
         run["calls"] = {kind: getattr(record.calls, kind) for kind in ("value", "gradient", "product")}
     return run
+
+
+def _append(curve: Mapping[str, list[Any]], values: Evaluation) -> None:
+    """Append an evaluation to a curve, to the seven digits of single precision."""
+    for name, value in values._asdict().items():
+        curve[name].append(None if value is None else float(f"{value:.7g}"))
 
 
 @cache

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import draw_profile, geometric_mean, median
 from benchmarks.reporting import markdown_table, number, write_results
 from benchmarks.suite import HALVES, TASKS
-from benchmarks.suite_methods import PEERS, VARIANTS, Peer, Run, spec_of
+from benchmarks.suite_methods import PEERS, VARIANTS, spec_of
+from benchmarks.suite_search import (
+    AVERAGED,
+    Cell,
+    Peer,
+    Run,
+    best_cell,
+    cell_of,
+    final,
+    held_out,
+    relative_cost,
+    with_averages,
+)
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
@@ -23,46 +35,22 @@ DIVERGED = 1e6
 # ---------------------------------------------------------------------- arithmetic
 
 
-def final(run: Run) -> float:
-    """Return the final training loss, infinite if there is none."""
-    loss = run["curve"]["train"][-1] if "curve" in run else None
-    return float(loss) if loss is not None and math.isfinite(loss) else math.inf
-
-
-def cost(run: Run, target: float) -> float:
-    """Return the evaluations to the target, infinite if the run does not reach it."""
-    curve = run.get("curve", {"evaluations": [], "train": []})
-    pairs = zip(curve["evaluations"], curve["train"], strict=True)
-    return next((float(spent) for spent, loss in pairs if loss is not None and loss <= target), math.inf)
-
-
-def best(run: Run, kind: str) -> float:
-    """Return the lowest held-out loss or the highest accuracy of a run; NaN if there is none."""
-    values = [value for value in run.get("curve", {}).get(kind, []) if value is not None and math.isfinite(value)]
-    return (max if kind == "accuracy" else min)(values) if values else math.nan
-
-
-def tuned(runs: Sequence[Run], task: str, method: str) -> tuple[float | None, bool] | None:
-    """Return the rate and the schedule with the lowest final training loss of seed 0."""
-    first = [run for run in runs if (run["task"], run["method"], run["seed"]) == (task, method, 0)]
-    if not first:
-        return None
-    run = min(first, key=final)
-    return run["lr"], run["cosine"]
-
-
-def groups_of(runs: Sequence[Run], task: str) -> dict[str, list[Run]]:
-    """Return the runs of a task by method, for the default rate and for the best rate."""
+def groups_of(
+    runs: Sequence[Run], task: str, criterion: str = "final", target: float = math.nan
+) -> dict[str, list[Run]]:
+    """Return the runs of a task by method, for the default rate and for the best cell of a criterion."""
     groups: dict[str, list[Run]] = {}
-    runs = [run for run in runs if run["task"] == task]
+    runs = with_averages(run for run in runs if run["task"] == task)
     for method in dict.fromkeys(run["method"] for run in runs):
         mine = [run for run in runs if run["method"] == method]
-        peer, chosen = PEERS.get(method, Peer()), tuned(runs, task, method)
+        peer = PEERS.get(method.removesuffix(AVERAGED), Peer())
         if peer.default is None:
             groups[method] = mine
             continue
-        for name, (lr, cosine) in (("tuned", chosen or (None, False)), ("default", (peer.default, False))):
-            some = [run for run in mine if (run["lr"], run["cosine"]) == (lr, cosine)]
+        cells = {"tuned": best_cell(mine, criterion, target)}
+        cells |= {} if method.endswith(AVERAGED) else {"default": Cell(peer.default)}
+        for name, cell in cells.items():
+            some = [run for run in mine if cell_of(run) == cell]
             if some:
                 groups[f"{method} {name}"] = some
     return groups
@@ -70,28 +58,41 @@ def groups_of(runs: Sequence[Run], task: str) -> dict[str, list[Run]]:
 
 def target_of(runs: Sequence[Run], task: str) -> float:
     """Return the final loss of the best AdamW, the upper median over the seeds; NaN without AdamW."""
-    ends = sorted(final(run) for run in groups_of(runs, task).get("adamw tuned", []))
+    adamw = [run for run in runs if run["method"] == "adamw"]
+    ends = sorted(final(run) for run in groups_of(adamw, task).get("adamw tuned", []))
     return ends[len(ends) // 2] if ends else math.nan
 
 
+def upper_median(values: Iterable[float]) -> float:
+    """Return the middle value, the larger of two."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return one row for each task and method."""
+    """Return one row for each task and method.
+
+    `final` and `ratio`, the evaluations to the target, are those of the cell with the lowest final loss, `fewest` those
+    of the cell that was chosen by evaluations. Held-out numbers are those of the cell with the lowest validation loss.
+    """
     rows = []
     for task in [name for half in HALVES for name in TASKS if TASKS[name].half == half]:
         target, mine = target_of(runs, task), groups_of(runs, task)
+        quickest, tested = (groups_of(runs, task, name, target) for name in ("evaluations", "validation"))
         reference = {run["seed"]: final(run) for run in mine.get("adamw default", [])}
         for name, some in mine.items():
             ends = sorted(final(run) for run in some)
-            spent = [cost(run, target) / (run["steps"] * run.get("batch", 1)) for run in some]
             failed = [end > reference.get(run["seed"], math.inf) or end == math.inf
                       for run, end in ((run, final(run)) for run in some)]  # fmt: skip
+            held = [held_out(run) for run in tested[name]]
             rows.append(
                 {
-                    "half": TASKS[task].half, "task": task, "method": name, "target": target, "lr": some[0]["lr"],
-                    "cosine": some[0]["cosine"], "ratio": sorted(spent)[len(spent) // 2],
+                    "half": TASKS[task].half, "task": task, "method": name, "target": target,
+                    "cell": cell_of(some[0]), "ratio": upper_median(relative_cost(run, target) for run in some),
+                    "fewest": upper_median(relative_cost(run, target) for run in quickest[name]),
                     "final": ends[len(ends) // 2], "lowest": ends[0], "highest": ends[-1],
-                    "held": median([best(run, "held") for run in some]),
-                    "accuracy": median([best(run, "accuracy") for run in some]),
+                    "held": median([one.loss for one in held]), "held_final": median([one.final for one in held]),
+                    "accuracy": median([one.accuracy for one in held]),
                     "pace": median([run["pace"] for run in some if "pace" in run]), "failed": sum(failed),
                     "seeds": len(some), "note": next((run["note"] for run in some if run.get("note")), ""),
                 }
@@ -101,18 +102,17 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def detail_table(rows: Sequence[Run]) -> str:
     """Return the table of a half, one row for each task and method."""
-    cells = []
-    for row in rows:
-        rate = "–" if row["lr"] is None else f"{row['lr']:g}{' cosine' if row['cosine'] else ''}"
-        cells.append(
-            [
-                row["task"], row["method"], rate, number(row["target"]), number(row["ratio"], ".2f"),
-                number(row["final"]), f"{number(row['lowest'])} … {number(row['highest'])}", number(row["held"]),
-                number(100 * row["accuracy"], ".1f"), number(1000 * row["pace"], ".2f"),
-                f"{row['failed']} of {row['seeds']}",
-            ]
-        )  # fmt: skip
-    head = ("task", "method", "rate", "target", "evaluations", "final loss", "of the seeds", "held-out", "accuracy, %")
+    cells = [
+        [
+            row["task"], row["method"], str(row["cell"]), number(row["target"]), number(row["ratio"], ".2f"),
+            number(row["fewest"], ".2f"), number(row["final"]), f"{number(row['lowest'])} … {number(row['highest'])}",
+            number(row["held"]), number(row["held_final"]), number(100 * row["accuracy"], ".1f"),
+            number(1000 * row["pace"], ".2f"), f"{row['failed']} of {row['seeds']}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ("task", "method", "rate", "target", "evaluations", "fewest", "final loss", "of the seeds", "test",
+            "test, at the end", "accuracy, %")  # fmt: skip
     return markdown_table((*head, "ms/step", "failed"), cells, left=3)
 
 
@@ -128,13 +128,13 @@ def task_table(rows: Sequence[Run]) -> str:
         ours, adamw, soap = mine["sanc"], mine["adamw tuned"], mine["soap tuned"]
         cells.append(
             [
-                task, number(adamw["final"]), f"{adamw['lr']:g}{' cosine' if adamw['cosine'] else ''}",
+                task, number(adamw["final"]), str(adamw["cell"]),
                 number(soap["final"]), number(ours["final"]), f"{number(ours['lowest'])} … {number(ours['highest'])}",
                 number(ours["ratio"], ".2f"), *(number(row["held"]) for row in (adamw, ours, soap)),
             ]
         )  # fmt: skip
-    head = ("task", "tuned AdamW", "its rate", "tuned SOAP", "sanc", "of the seeds", "evaluations", "held-out, AdamW")
-    return markdown_table((*head, "held-out, sanc", "held-out, SOAP"), cells)
+    head = ("task", "tuned AdamW", "its rate", "tuned SOAP", "sanc", "of the seeds", "evaluations", "test, AdamW")
+    return markdown_table((*head, "test, sanc", "test, SOAP"), cells)
 
 
 def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]:
@@ -187,6 +187,12 @@ def overview(rows: Sequence[Run]) -> str:
     return "\n".join(words)
 
 
+def lowest_held_out(run: Run) -> float:
+    """Return the lowest held-out loss during a run; of one with validation rows, the test loss where that is lowest."""
+    losses = [loss for loss in run.get("curve", {}).get("held", ()) if loss is not None and math.isfinite(loss)]
+    return min(losses) if losses else held_out(run).loss
+
+
 def large_table(runs: Sequence[Run]) -> str:
     """Return the table of large tasks: each method with its best rate, and the numbers of its seeds.
 
@@ -200,9 +206,9 @@ def large_table(runs: Sequence[Run]) -> str:
             lr = min(mine, key=final)["lr"] if mine else None
             chosen = sorted((run for run in mine if run["lr"] == lr), key=lambda run: run["seed"])
             columns = (
-                [number(cost(run, target) / (run["steps"] * run.get("batch", 1)), ".2f") for run in chosen],
+                [number(relative_cost(run, target), ".2f") for run in chosen],
                 [number(final(run), ".3g") for run in chosen],
-                [number(best(run, "held"), ".3g") for run in chosen],
+                [number(lowest_held_out(run), ".3g") for run in chosen],
             )
             rate = "" if lr is None else f", {lr:g}"
             label = f"{task} ({TASKS[task].half.split('-')[0]})"
