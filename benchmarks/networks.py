@@ -19,8 +19,8 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
 * adamw, sgd (momentum 0.9), muon (for linear layers and convolutions, AdamW for the rest), soap (the last two
   of pytorch_optimizer) and prodigy: the default rate, and the best rate with and without a cosine decay to 0. Further
   options of the first, of soap and of muon are in suite_methods.OPTIONS;
-* schedulefree (AdamWScheduleFree), soap-schedulefree (the same average on SOAP without momentum) and splus, which has an
-  average too: the default rate, and the best constant rate;
+* schedulefree (AdamWScheduleFree), soap-schedulefree (the same average on SOAP without momentum) and splus, which also
+  averages: the default rate, and the best constant rate;
 * adamw-ema, soap-ema: exponential moving averages of the weights in runs with a constant rate;
 * lbfgs: torch's with a strong Wolfe line search, 5 iterations a batch, a history of 10. paper: SANC as in the paper,
   three different batches a step.
