@@ -181,9 +181,10 @@ def overview(rows: Sequence[Run]) -> str:
         ends = [x for x in compare(rows, name, other, "final") if 0.0 < x < math.inf]
         ratio = number(geometric_mean(ends), ".3f")
         words.append(f"* Final loss of {name} ÷ {other}: {ratio} in the geometric mean of {len(ends)} tasks.")
-    held = compare(rows, "sanc", "adamw tuned", "held")
-    words.append(f"* Held-out loss of sanc at most 1 % above tuned AdamW's: {sum(x <= 1.01 for x in held)} of "
-                 f"{len(held)} tasks.")  # fmt: skip
+    for other in ("adamw tuned", "soap tuned", "muon tuned"):
+        held = compare(rows, "sanc", other, "held")
+        count = sum(x <= 1.01 for x in held)
+        words.append(f"* Test loss of sanc at most 1 % above that of {other}: {count} of {len(held)} tasks.")
     return "\n".join(words)
 
 
@@ -288,10 +289,10 @@ def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) 
 
 LEGEND = f"""\
 evaluations: until the target, over the budget, the upper median of the seeds; ∞ if most seeds do not reach the \
-target, which counts as {UNSOLVED:g} in means. final loss: final training loss, the upper median, then the lowest and \
-the highest. held-out, accuracy: the best of a run, median. failed: the final loss exceeds that of AdamW with its \
-default rate, or is not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach \
-the target."""
+target, which counts as {UNSOLVED:g} in means. fewest: the same with the rate that needs the fewest. final loss: final \
+training loss, the upper median, then the lowest and the highest. test, accuracy: median, of the rate with the lowest \
+validation loss, where that loss is lowest. failed: the final loss exceeds that of AdamW with its default rate, or is \
+not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach the target."""
 
 
 def report(runs: Sequence[Run], folder: Path | None) -> str:
