@@ -5,7 +5,7 @@
 
 A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
 An asterisk marks a ratio to a peer that differs from 1 by Wilcoxon's signed-rank test over tasks at the level 0.05,
-after Holm's correction over all peers and columns.
+after Holm's correction over the peers of its column.
 --parts divides evaluations and final loss of a run with one part switched off by those of the default on the same task
 and seed, so RUNS must have both from the same version of the code. A run that misses the target counts as twice the
 budget. Losses of zero have no ratio and are left out.
@@ -123,8 +123,10 @@ def peers_table(runs: Sequence[Run], half: str = "unseen") -> str:
             limit = UNSOLVED if key in ("ratio", "fewest") else math.inf
             both = [(min(table[task, "sanc"][key], limit), min(table[task, peer][key], limit)) for task in tasks]
             ratios[peer, key] = [math.log(a / b) for a, b in both if 0 < a < math.inf and 0 < b < math.inf]
-    tested = {place: float(wilcoxon(logs).pvalue) for place, logs in ratios.items() if any(logs)}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    adjusted: dict[tuple[str, str], float] = {}
+    for key in KEYS:
+        tested = {(peer, key): float(wilcoxon(ratios[peer, key]).pvalue) for peer in peers if any(ratios[peer, key])}
+        adjusted |= dict(zip(tested, holm(list(tested.values())), strict=True))
     cells = []
     for peer in peers:
         marks = ("*" if adjusted.get((peer, key), 1.0) < LEVEL else "" for key in KEYS)
