@@ -31,12 +31,12 @@ Build = Callable[[int, Array], tuple[LinearSum, LinearSum]]
 
 _LARGEST_CHOLESKY_DIM = 2000
 """Variables up to which the Hessian of a dense X is formed; its Cholesky decomposition then takes a second."""
-_PRECISION, _USABLE = 1e-4, 1e-2
+_LOSS_ERROR, _LARGEST_LOSS_ERROR = 1e-4, 1e-2
 """Relative errors of the held-out loss because a fit is not exact: from the first one the fit continues with a smaller
 `tol`, and from the second one it counts as failed if it cannot continue."""
 _MOST_FITS, _LEAST_TOL = 4, 1e-12
 """The most fits of one strength, and the smallest `tol` of one: about the roundoff of a gradient in float64."""
-_PREDICTED = 2.0
+_LARGEST_LOG_CHANGE = 2.0
 """Largest change of log C along which the derivatives of w predict the start of a fit."""
 _RTOL = 1e-6
 """Relative residual of a linear system in a Krylov space; the square root is the largest that counts as solved."""
@@ -113,7 +113,7 @@ class Evaluation:
     def start(self, fold: int, t: Array) -> Array | None:
         """Return where a fit at t starts: at the coefficients here, moved along their derivatives if t is near."""
         fit, change = self.fits[fold], t - self.t
-        if fit.w is None or fit.changes is None or np.abs(change).max() > _PREDICTED:
+        if fit.w is None or fit.changes is None or np.abs(change).max() > _LARGEST_LOG_CHANGE:
             return fit.w
         moved: Array = fit.w + change @ fit.changes
         return moved
@@ -216,9 +216,9 @@ class HeldOutLoss:
                 return
             norm = max(float(np.linalg.norm(fit.system.adjoint)), np.finfo(np.float64).tiny)
             error = norm * float(np.linalg.norm(result.jac))
-            self._needed_tol[fold] = 0.5 * _PRECISION * fit.loss / norm
-            fit.converged = error <= _USABLE * fit.loss
-            if error <= _PRECISION * fit.loss or tol <= _LEAST_TOL:
+            self._needed_tol[fold] = 0.5 * _LOSS_ERROR * fit.loss / norm
+            fit.converged = error <= _LARGEST_LOSS_ERROR * fit.loss
+            if error <= _LOSS_ERROR * fit.loss or tol <= _LEAST_TOL:
                 return
             tol = max(_LEAST_TOL, min(0.1 * tol, self._needed_tol[fold]))
 

@@ -16,7 +16,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, shown
 
 __all__ = ["Batch", "ThreeSamples"]
 
-_IGNORED = -100
+_IGNORED_TARGET = -100
 """Default `ignore_index` of torch's losses."""
 
 
@@ -137,15 +137,15 @@ class Batch:
         """
         for position, tensor in enumerate(self.tensors):
             not_targets = tensor.is_floating_point() or tensor.is_complex()
-            if self.weight is not None or not_targets or not bool((tensor == _IGNORED).any()):
+            if self.weight is not None or not_targets or not bool((tensor == _IGNORED_TARGET).any()):
                 continue
-            shares = {float((part.tensors[position] == _IGNORED).double().mean()) for part in parts}
+            shares = {float((part.tensors[position] == _IGNORED_TARGET).double().mean()) for part in parts}
             if len(shares) != 1:
                 raise ArgumentError(
-                    f"tensors[{position}] holds {_IGNORED}, which torch's losses ignore by default, so the rows of "
-                    f"{weighted} are not its weight: pass weight=lambda *tensors: "
-                    f"(tensors[{position}] != {_IGNORED}).sum(), or, if the loss ignores no target, weight=lambda "
-                    "*tensors: len(tensors[0])."
+                    f"tensors[{position}] holds {_IGNORED_TARGET}, which torch's losses ignore by default, so the "
+                    f"rows of {weighted} are not its weight: pass weight=lambda *tensors: "
+                    f"(tensors[{position}] != {_IGNORED_TARGET}).sum(), or, if the loss ignores no target, "
+                    "weight=lambda *tensors: len(tensors[0])."
                 )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.linalg.lapack import dstev
 
-from sanc.core.space import Floats
+from sanc.core.space import SMALLEST_SQUARE, Floats
 
 SECULAR_TOLERANCE = 4e-16
 """Relative residual, or width of the bracket, at which the secular equation is solved: two roundings of float64."""
@@ -30,6 +30,10 @@ BOUND_STEPS = 4
 """Newton steps for a bound of σ: each is a bound, and further ones improve it little."""
 MAX_SECULAR_STEPS = 200
 """The most steps for the secular equation. Bisection on a logarithmic scale alone needs about 60; Newton about five."""
+_EQUAL_ENTRIES = 1e-8
+"""Relative difference of entries of an eigenvector that counts as roundoff: √eps of float64."""
+_BRACKET_MARGIN = 1e-12
+"""Relative margin of an upper bound of the root, far above its rounding errors of a few eps."""
 _LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 
@@ -73,7 +77,7 @@ class Spectrum:
         """
         largest = 0.0
         for entry in self.vectors[:, 0].tolist():
-            if abs(entry) > (1.0 + 1e-8) * abs(largest):
+            if abs(entry) > (1.0 + _EQUAL_ENTRIES) * abs(largest):
                 largest = entry
         return math.copysign(1.0, largest)
 
@@ -209,8 +213,8 @@ def _solve_secular(c: list[float], gaps: list[float], mu_min: float, sign: float
         hard_case_y = _solve_hard_case(pairs, mu_min, sign)
         if hard_case_y is not None:
             return 0.0, hard_case_y, True
-    upper = _quadratic_root(math.hypot(*c), gaps[0], mu_min) * (1.0 + 1e-12)
-    t = _find_secular_root(pairs, mu_min, lower, max(upper, lower, 5e-324))
+    upper = _quadratic_root(math.hypot(*c), gaps[0], mu_min) * (1.0 + _BRACKET_MARGIN)
+    t = _find_secular_root(pairs, mu_min, lower, max(upper, lower, math.ulp(0.0)))
     y = [-ci / (gap + t) for ci, gap in pairs]
     mu = mu_min + t
     if mu_min > 0.0 and abs(y[0]) > 0.5 * mu:
@@ -267,7 +271,7 @@ def _newton_step(pairs: list[tuple[float, float]], mu_min: float, t: float) -> t
         term *= term
         square += term
         derivative += term / shifted
-    if not square > 1e-280:  # below that underflow is possible, and t is far too large
+    if not square > SMALLEST_SQUARE:  # t is far too large
         return math.inf, 0.0
     ratio = math.sqrt(square)
     return 1.0 / ratio - 1.0, t - (1.0 - ratio) * mu / (1.0 + mu * (derivative / square))

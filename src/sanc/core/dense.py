@@ -21,7 +21,7 @@ from sanc.core.space import Floats, NumpySpace, Space, Vector
 Dense = TypeVar("Dense", bound="DenseModel")
 
 
-_SINGULAR = 1e-12
+_SINGULAR_RATIO = 1e-12
 """Ratio of the extreme eigenvalues below which a semidefinite Hessian counts as singular.
 
 Along its null space the gradient is roundoff, and Newton's step would be that divided by zero.
@@ -101,7 +101,7 @@ class DenseModel(CubicModel):
             return line
         values, eigenvector_rows = eigenpairs(matrix)
         largest = float(np.abs(values).max())
-        if values[0] > -_SINGULAR * largest and np.abs(values).min() <= _SINGULAR * largest:
+        if values[0] > -_SINGULAR_RATIO * largest and np.abs(values).min() <= _SINGULAR_RATIO * largest:
             return super().build_in(here, operator)  # of a null space, a Krylov space has the part in the gradient only
         projections = eigenvector_rows @ _array(here.space, here.g)
         return self.whole_space(here, operator, values, eigenvector_rows, projections)
@@ -113,7 +113,7 @@ class DenseModel(CubicModel):
         g = _array(here.space, here.g)
         factor, info = dpotrf(matrix, lower=1)
         pivots = np.diagonal(factor)
-        if info != 0 or not pivots.min() ** 2 > _SINGULAR * pivots.max() ** 2:
+        if info != 0 or not pivots.min() ** 2 > _SINGULAR_RATIO * pivots.max() ** 2:
             return None
         step, product = dpotrs(factor, -g, lower=1)[0], matrix @ g
         step_norm, hessian_norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm

@@ -32,7 +32,7 @@ from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
 
-_GRID = np.linspace(0.0, 1.0, 65)
+_SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
@@ -313,7 +313,7 @@ def bound_missed_eigenvalues(
     high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
     low = max(rounding, _SMALLEST_SHIFT * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
-        shifts = low * (high / low) ** _GRID
+        shifts = low * (high / low) ** _SHIFT_GRID
         shifted = gaps + shifts[:, None]
         rounding_term = rounding * _row_norms(first_entries / shifted)
         component_bound = residual_term(shifts, shifted) + rounding_term  # it decreases as the shift grows

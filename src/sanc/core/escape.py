@@ -13,10 +13,8 @@ from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import ESCAPE_SIGN, Point
 from sanc.core.record import Branch, Note
 from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, setting
-from sanc.core.space import Vector
+from sanc.core.space import NEAR_ZERO, Vector
 
-SMALLEST_NORM = 1e-300
-"""‖x‖ counts as at least this: near the end of float64, so that steps from zero are compared with a number above 0."""
 HALVINGS = 40
 """Largest number of trial points of an escape step, each half as far from x as the last."""
 FALLBACK_LIPSCHITZ = 10.0
@@ -200,7 +198,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
                 return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trials)
             note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
-        if norm <= here.space.eps * max(here.norm, SMALLEST_NORM):
+        if norm <= here.space.eps * max(here.norm, NEAR_ZERO):  # also if x is zero
             break
     return Decision(_next_sigma(here, sigma, without_model, accepted=False), trials=trials, note=note)
 

@@ -16,7 +16,7 @@ from sanc.core.space import Floats, Vector
 
 _HIGHEST_POWER = 3
 """The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
-_MARGIN = 8
+_EXPONENT_MARGIN = 8
 """Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
 
 
@@ -105,12 +105,12 @@ def scaling_exponent(oracle: Oracle, x: Vector) -> int:
     exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
     if abs(exponent) <= bound:
         return 0
-    return max(_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _MARGIN))
+    return max(_EXPONENT_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _EXPONENT_MARGIN))
 
 
 def require_exponent(oracle: Oracle, numbers: Mapping[str, Any]) -> int:
     """Return the exponent in the saved numbers of an oracle, 0 if f was not scaled; raise an error if it is invalid."""
-    exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle) - _MARGIN
+    exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle) - _EXPONENT_MARGIN
     if type(exponent) is not int or abs(exponent) > bound:
         raise state_error("resume['oracle']['exponent']", exponent, f"an integer from {-bound} to {bound}")
     return exponent

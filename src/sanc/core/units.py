@@ -8,21 +8,20 @@ a length, as are ‖x‖ and |f|/‖g‖, and ‖g‖ over the square of a lengt
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 X_FRACTION = 0.1
 """Fraction of ‖x‖ that serves as a length: with a tenth, a step of unit length changes about the leading digit of x."""
 FIRST_SIGMA = 1e-4
 """The initial σ, in its unit: with 1e-4 the first step is Newton's unless that exceeds about 100 Cauchy steps."""
-
-
 DOUBLE_PRECISION_TOL, SINGLE_PRECISION_TOL = 1e-8, 1e-4
 """Default tolerances: about the square root of the machine precision, 1.5e-8 in float64 and 3.5e-4 in float32."""
 
 
 def default_tolerance(eps: float) -> float:
     """Return the default tolerance of minimisers, given the machine precision of x."""
-    return DOUBLE_PRECISION_TOL if eps < 1e-10 else SINGLE_PRECISION_TOL
+    return DOUBLE_PRECISION_TOL if eps <= sys.float_info.epsilon else SINGLE_PRECISION_TOL
 
 
 @dataclass(frozen=True, slots=True)

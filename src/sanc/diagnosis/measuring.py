@@ -25,7 +25,7 @@ from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.autograd.randomness import UndoneDraws
 from sanc.core.curvature import Extremes, find_extremes, quadrature
 from sanc.core.krylov import NonFiniteProductError
-from sanc.core.space import Floats
+from sanc.core.space import NEAR_ZERO, Floats
 from sanc.diagnosis.report import Report
 from sanc.errors import (
     ArgumentError,
@@ -314,7 +314,7 @@ class _Measurement:
         if count == 1:
             return ratio, math.nan
         leave_one_out = [
-            np.delete(first, k).mean() ** 2 / max(float(np.delete(second, k).mean()), 1e-300) for k in range(count)
+            np.delete(first, k).mean() ** 2 / max(float(np.delete(second, k).mean()), NEAR_ZERO) for k in range(count)
         ]
         error = math.sqrt((count - 1) / count * float(((np.array(leave_one_out) - ratio) ** 2).sum()))  # jackknife
         return ratio, error

@@ -15,11 +15,13 @@ _SCREEN_WIDTH = 80
 """Characters of a line."""
 _SMALLEST_DENSITY = 1e-6
 """Smallest density that is drawn, relative to the largest."""
-_NOTABLE = 1e-2
+_NARROWEST_KERNEL = 1e-12
+"""Smallest width of a kernel of the drawn density, relative to the largest |λ|."""
+_NOTABLE_DECREASE = 1e-2
 """Share of the loss, on the batches of the decrease, from which a decrease is notable."""
-_NEGLIGIBLE = 1e-3
+_NEGLIGIBLE_CURVATURE = 1e-3
 """Share of λ_max up to which λ_min, or a negative lower bound of it, counts as zero."""
-_NOISY = 0.5
+_NOISY_SHARE = 0.5
 """Share of batch noise in ‖g‖² from which the gradient counts as noise."""
 
 
@@ -123,18 +125,18 @@ class Report:
         """What the numbers mean, in one or two sentences."""
         size = abs(self.value if math.isnan(self.held_out_value) else self.held_out_value)
         if math.isnan(self.gradient_decrease):
-            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE * size
+            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE_DECREASE * size
         else:
-            descends = self.gradient_decrease > _NOTABLE * size
-        escapes = self.curvature_decrease > _NOTABLE * size
-        if self.noise_share > _NOISY:
+            descends = self.gradient_decrease > _NOTABLE_DECREASE * size
+        escapes = self.curvature_decrease > _NOTABLE_DECREASE * size
+        if self.noise_share > _NOISY_SHARE:
             gradient = "Batch noise dominates the gradient: larger batches, averages or smaller steps are needed."
         elif descends:
             gradient = "Not trained to the end: a plain gradient step still lowers the loss by more than 1 %."
         else:
             gradient = "A plain gradient step lowers the loss by less than 1 %."
         if not self.saddle:
-            negligible = _NEGLIGIBLE * abs(self.lambda_max)
+            negligible = _NEGLIGIBLE_CURVATURE * abs(self.lambda_max)
             if self.lambda_min_bound < -negligible:
                 curvature = "No negative curvature was found."
             elif self.lambda_min <= negligible:
@@ -197,7 +199,7 @@ class Report:
         figure = Figure(figsize=(9.0, 3.5), layout="constrained") if figure is None else figure
         left, right = figure.subplots(1, 2)
         values, weights = self.density
-        width = max(float(np.ptp(values)) / 100, 1e-12 * max(1.0, float(np.abs(values).max())))
+        width = max(float(np.ptp(values)) / 100, _NARROWEST_KERNEL * max(1.0, float(np.abs(values).max())))
         grid = np.linspace(values.min() - 5 * width, values.max() + 5 * width, 400)
         kernels = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         density = kernels @ weights

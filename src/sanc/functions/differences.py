@@ -23,7 +23,7 @@ DIFFERENCE_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
 h balances the truncation error, O(h) or O(h²), with the roundoff error eps/h of the values.
 """
 
-_GROWTH = {"2-point": 2.0, "3-point": 4.0}
+_ERROR_GROWTH = {"2-point": 2.0, "3-point": 4.0}
 """Factors by which the truncation error grows if the step is doubled; for roundoff it is ½."""
 _GROWTH_MARGIN = 1.5
 """Factor by which the growth of a truncation error may differ from that."""
@@ -129,7 +129,7 @@ class DifferenceOracle(CallableOracle):
             for factor in (2.0, 4.0)
         )
         change = abs(once - self.gradient(x)[1])
-        growth, expected = abs(twice - once), _GROWTH[self.scheme] * change
+        growth, expected = abs(twice - once), _ERROR_GROWTH[self.scheme] * change
         return change * ((growth > expected / _GROWTH_MARGIN) & (growth < expected * _GROWTH_MARGIN))
 
     @staticmethod

@@ -25,7 +25,7 @@ from sanc.core.space import Floats, Space
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
-_SAFETY = 0.5
+_RESIDUAL_SHARE = 0.5
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
 _CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
@@ -160,7 +160,8 @@ def solve(
             if krylov.dim < next_test_dim and not krylov.is_complete:
                 continue
             y = _coefficients(krylov)
-            allowed = _SAFETY * needed(max(norm_v, scaling.smallest * float(np.linalg.norm(y)))) / scaling.inverse_norm
+            solution_norm = max(norm_v, scaling.smallest * float(np.linalg.norm(y)))
+            allowed = _RESIDUAL_SHARE * needed(solution_norm) / scaling.inverse_norm
             if krylov.is_complete or krylov.residual_of(y) <= max(allowed, space.eps * krylov.start_norm):
                 break
             next_test_dim = krylov.dim + 1 + krylov.dim // 10

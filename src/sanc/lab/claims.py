@@ -18,16 +18,16 @@ from sanc.lab.curves import best_loss, decrease_by_branch
 from sanc.lab.experiments import FIGURES
 from sanc.lab.traces import RunTrace, by_method, by_panel, grouped
 
-_LEVEL = 1.05
+_LEVEL_RATIO = 1.05
 """Loss over f* up to which calls are counted. The paper states no level; 5 % above f* is chosen here."""
 
-_REJECTED = 0.5
+_REJECTED_SHARE = 0.5
 """Share of the first five steps that must be rejected for "suffers": more than half of them. The paper states none."""
 
 _EQUIVALENCE = 0.01
 """Margin of "identical" and "competitive": 1 % of the decrease, chosen here as hardly visible in a plot."""
 
-_CONTRIBUTES = 0.01
+_CONTRIBUTING_SHARE = 0.01
 """Least share of the decrease for "contribute": 1 %, chosen here. The paper states none."""
 
 _SIGNIFICANCE = 0.05
@@ -123,7 +123,7 @@ def _range(values: Sequence[float], unit: str = "") -> str:
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim | Tested]:
-    level = _LEVEL * star
+    level = _LEVEL_RATIO * star
     ours = [calls_to(trace, level) for trace in methods["sanc"]]
     theirs = [calls_to(trace, level) for trace in methods["scr"]]
     stays = [float(np.mean(trace.columns["branch"][1:6] == "stayed")) for trace in methods["scr"]]
@@ -140,7 +140,7 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
         panel,
         f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
         _range([100 * share for share in stays], " %"),
-        bool(np.mean(stays) > _REJECTED),
+        bool(np.mean(stays) > _REJECTED_SHARE),
     )
     return [_fewer(calls, pairs), rejected]
 
@@ -205,7 +205,7 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
     measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
     if expected:
         statement = "Steps along negative curvature after unsuccessful iterations contribute to the decrease of SANC."
-        return Claim(statement, panel, measured, _range(counts), share >= _CONTRIBUTES)
+        return Claim(statement, panel, measured, _range(counts), share >= _CONTRIBUTING_SHARE)
     statement = "With σ0 = 1 SANC makes no step along negative curvature on logistic regression."
     return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 

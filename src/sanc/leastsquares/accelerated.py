@@ -21,7 +21,7 @@ from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
-DIFFERENCE = 0.1
+DIFFERENCE_FRACTION = 0.1
 """Length, relative to the step, of the difference that gives r''(s, s): that of Transtrum and Sethna (2012)."""
 MAX_CORRECTION = 0.75
 """Largest ‖a‖/‖s‖; beyond it the expansion is not reliable, and s is tried alone (Transtrum and Sethna 2012)."""
@@ -32,7 +32,7 @@ _CURVED_STEPS = 6
 
 1, 3 and 6 have nearly the same evaluations on the development half; see docs/results/least-squares.md.
 """
-_UNLIMITED = 1e-3
+_NEGLIGIBLE_MULTIPLIER = 1e-3
 """Ratio of the multiplier to the smallest eigenvalue below which σ does not limit the step, and none is corrected."""
 _SAME_DIRECTION = 0.3
 """Largest part of a shorter step, relative to it, across a rejected one whose r''(s, s) is used again."""
@@ -49,9 +49,9 @@ def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
 
 def second_derivative(oracle: ResidualOracle, found: Evaluation, jacobian: Any, x: Any, s: Any) -> Floats:
     """Return r''(s, s) at x from one evaluation of the residuals."""
-    near = oracle.residuals(oracle.unscaled(x + DIFFERENCE * s))
+    near = oracle.residuals(oracle.unscaled(x + DIFFERENCE_FRACTION * s))
     linear = jacobian @ oracle.unscaled(s)
-    second: Floats = (2.0 / DIFFERENCE**2) * (near - found.r - DIFFERENCE * linear)
+    second: Floats = (2.0 / DIFFERENCE_FRACTION**2) * (near - found.r - DIFFERENCE_FRACTION * linear)
     return second
 
 
@@ -86,7 +86,7 @@ class AcceleratedSubspace(KrylovSubspace):
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
         spectrum, found = self.spectrum, self.found
-        if spectrum is None or not step.multiplier > _UNLIMITED * max(spectrum.leftmost, 0.0):
+        if spectrum is None or not step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(spectrum.leftmost, 0.0):
             return None
         second, weights = self._second_derivative(x, s), found.model_weights()
         columns = found.transposed(second if weights is None else weights * second)
@@ -139,7 +139,7 @@ class CurvatureTest(RatioTest):
         decision = super().__call__(here, subspace, step, trial, trials)
         if decision.point is None:
             return decision
-        is_limited = step.multiplier > _UNLIMITED * max(subspace.ritz_value, 0.0)
+        is_limited = step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(subspace.ritz_value, 0.0)
         is_curved = trials > 0 or decision.rho < _STRAIGHT_RHO
         before = here.state.rule_state.get(self.CURVED, 0.0)
         count = before + is_curved if is_limited else 0.0

@@ -44,7 +44,7 @@ parameters of the fits of NIST of lower difficulty have six digits.
 """
 _MATRIX_VARIABLES = 10
 """Largest number of variables whose whole Hessian is formed from its columns: a probe makes as many products."""
-_PROBES = 8
+_RANDOM_PROBES = 8
 """Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
 
 
@@ -108,9 +108,9 @@ class Evaluation:
                 squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
             else:
                 rng, squares = np.random.default_rng(0), np.zeros(len(self.x))
-                for _ in range(_PROBES):
+                for _ in range(_RANDOM_PROBES):
                     squares += np.square(self.transposed(rng.choice([-1.0, 1.0], len(self.r)).astype(self.r.dtype)))
-                squares /= _PROBES
+                squares /= _RANDOM_PROBES
             self.norms = np.sqrt(squares)
         norms: Floats = self.norms
         return norms

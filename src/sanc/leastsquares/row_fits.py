@@ -13,12 +13,14 @@ import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
+from sanc.core.space import NEAR_ZERO
 from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import gram
 from sanc.many.endings import is_success
+from sanc.many.functions import ROW_PERTURBATION
 from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.rows import RUNNING, WAITING, Rows
@@ -26,7 +28,7 @@ from sanc.many.running import RowRun, RunLimits
 
 _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
-_PASSES = 2
+_REFITS = 2
 """How often rows that fit poorly are fitted from other parameters."""
 _CANDIDATES = (32, 512)
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
@@ -35,15 +37,12 @@ _FIRST_TRIALS = 12
 """Trial points of a row before it is fitted from other parameters: twice those of a fit from a sensible start."""
 _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
-_COMPARED = 64
+_COMPARED_JACOBIANS = 64
 """Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
 _SAME_COST = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
 _ILL_CONDITIONED = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
-
-_CHANGE = 1e-2
-"""Relative change of the parameters of one row, so that rows differ in the test whether a model is pointwise."""
 
 
 def fit_rows(
@@ -178,7 +177,7 @@ def _chosen_model(
     """
     ids = torch.arange(min(2, len(p)), device=p.device)
     part = data.take(ids)
-    p = p[ids] * (1.0 + _CHANGE * ids[:, None]).to(p.dtype)
+    p = p[ids] * (1.0 + ROW_PERTURBATION * ids[:, None]).to(p.dtype)
     p = p if lower is None or upper is None else p.clamp(lower[ids], upper[ids])
     try:
         curves = mapped.curves(p, part)
@@ -230,7 +229,7 @@ class _RowFits:
         self._run.run(start, self.lower, self.upper, max_trials=first)
         self._collect()
         generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0
-        for _ in range(_PASSES if restarts else 0):
+        for _ in range(_REFITS if restarts else 0):
             limit = _largest_good_cost(self.outputs, self.problem.data)
             poor = _poor_fits(self.outputs, limit)
             good = ~poor & is_success(self.outputs["status"])
@@ -266,7 +265,7 @@ class _RowFits:
             r, other = model.residuals(p[ids], part), mapped.residuals(p[ids], part)
             if not bool(same_numbers(r, other, size).all()):
                 return False
-        p, data = p[:_COMPARED], data.take(torch.arange(min(len(p), _COMPARED), device=p.device))
+        p, data = p[:_COMPARED_JACOBIANS], data.take(torch.arange(min(len(p), _COMPARED_JACOBIANS), device=p.device))
         return len(p) == 1 or is_pointwise(mapped.f, p, data, *mapped.linearised(p, data))
 
     def _is_stopped(self) -> bool:
@@ -350,8 +349,8 @@ def _largest_good_cost(outputs: dict[str, Tensor], data: RowData) -> Tensor:
         return torch.full_like(outputs["value"], torch.inf)
     y = data.y.double()
     weights = torch.ones_like(y) if data.weights is None else data.weights.double().square()
-    mean = (weights * y).sum(1) / weights.sum(1).clamp(min=1e-300)
-    variance = (weights * (y - mean[:, None]).square()).sum(1).clamp(min=1e-300)
+    mean = (weights * y).sum(1) / weights.sum(1).clamp(min=NEAR_ZERO)
+    variance = (weights * (y - mean[:, None]).square()).sum(1).clamp(min=NEAR_ZERO)
     limits = [
         _POOR_FIT_FACTOR * (outputs["value"] / size)[succeeded].median() * size
         for size in (data.observations, variance)

@@ -18,7 +18,7 @@ from torch.func import grad, jacrev, jvp, vmap
 
 from sanc.many.algebra import gram
 
-_SAME = 1e-5
+_EQUALITY_TOLERANCE = 1e-5
 """Relative difference beyond roundoff, also in float32, that shows that a model is not pointwise."""
 
 
@@ -201,6 +201,6 @@ def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData, r: Tensor, 
 
 def same_numbers(first: Tensor, second: Tensor, size: Tensor) -> Tensor:
     """Return where two residuals or columns are the same but for roundoff of numbers as large as they or `size`."""
-    limit: Tensor = _SAME * (torch.linalg.vector_norm(first, dim=-1, keepdim=True) + size)
+    limit: Tensor = _EQUALITY_TOLERANCE * (torch.linalg.vector_norm(first, dim=-1, keepdim=True) + size)
     same = (first - second).abs() <= limit
     return same if bool(same.all()) else same | ~(first.isfinite() | second.isfinite())

@@ -22,14 +22,14 @@ from sanc.many.algebra import gram, multiply
 from sanc.many.rows import Problem, RowPoints, Rows, Spectra
 from sanc.many.spectra import decompose
 
-_WORTH_OF_HESSIAN = 0.5
+_HESSIAN_SHARE = 0.5
 """The whole Hessian is used if the curvature of its second-order term along the last step is at least this fraction of
 Gauss–Newton's. It costs about as much as four Jacobians, and without it fits with large residuals converge slowly."""
 
 _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
-_BATCHES = 2
+_KEPT_SELECTIONS = 2
 """Selections of rows whose data are kept: those of a round, and those of them that move."""
 
 
@@ -59,7 +59,7 @@ class FitProblem(Problem):
     def __init__(self, model: MappedModel | PointwiseModel, data: RowData, eps: float, tol: float) -> None:
         self.model, self.data, self.eps, self.tol = model, data, eps, tol
         self._exponent_limit = 0.25 * math.frexp(torch.finfo(torch.float64).max)[1]
-        self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_BATCHES)
+        self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_KEPT_SELECTIONS)
         self.data_rows = torch.arange(len(data), device=data.y.device)
 
     def of_rows(self, rows: Tensor) -> FitProblem:
@@ -145,7 +145,7 @@ class FitProblem(Problem):
         step = (rows.point.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.point.g - before.g)).sum(1) - model
-        places = torch.nonzero(late & (second.abs() > _WORTH_OF_HESSIAN * model)).reshape(-1)
+        places = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
         if len(places):
             self.set_whole_hessians(rows, places)
 

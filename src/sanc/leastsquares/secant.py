@@ -17,14 +17,14 @@ from sanc.leastsquares.variables import Variables
 
 ESTIMATED_VARIABLES = 300
 """Largest number of variables for which S is estimated as a dense matrix."""
-_WORTH = 0.1
+_SECOND_ORDER_SHARE = 0.1
 """Without an estimate, S is used if its curvature along the last step is at least this fraction of Gauss–Newton's.
 
 Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can detect.
 """
 _LEAST_COSINE = 1e-8
 """Cosine between s and y below which s has no positive curvature beyond roundoff; √eps of float64."""
-_RELIABLE = 0.5
+_RELIABLE_ERROR = 0.5
 """The estimate is reliable if it predicted the last S s to this relative error, before the update."""
 
 
@@ -67,12 +67,12 @@ class SecondOrderTerm:
             return
         model = before.gauss_newton_form(step)
         if not self.is_estimated:
-            self.is_used = abs(float(s @ second)) > _WORTH * model
+            self.is_used = abs(float(s @ second)) > _SECOND_ORDER_SHARE * model
             return
         product = self.matrix @ s
         quadratic, missing = float(s @ product), second - product
         error = after.terms.cost - before.terms.cost - float(first @ s) - 0.5 * model
-        is_reliable = float(missing @ missing) <= _RELIABLE**2 * square
+        is_reliable = float(missing @ missing) <= _RELIABLE_ERROR**2 * square
         self._update_estimate(s, change, second, product, quadratic)
         self.is_used = is_reliable and abs(error - 0.5 * quadratic) < abs(error)
 

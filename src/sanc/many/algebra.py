@@ -11,7 +11,7 @@ from torch import Tensor
 
 _CUDA_BATCH = 2**15
 """Matrices in one call of cuSOLVER, which fails above 65,535."""
-_SMALL = 12
+_ELEMENTWISE_ROWS = 12
 """Rows of a matrix up to which its products are element-wise on a CPU without MKL, if its rows are longer."""
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -67,4 +67,4 @@ def _largest_batch(matrices: Tensor) -> int:
 
 def _has_long_rows(matrix: Tensor) -> bool:
     """Whether products with a matrix are element-wise."""
-    return not _HAS_MKL and matrix.device.type == "cpu" and matrix.shape[1] <= _SMALL < matrix.shape[2]
+    return not _HAS_MKL and matrix.device.type == "cpu" and matrix.shape[1] <= _ELEMENTWISE_ROWS < matrix.shape[2]

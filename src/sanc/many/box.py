@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
+from sanc.core.space import NEAR_ZERO
 from sanc.many.algebra import multiply, multiply_decomposed
 from sanc.many.rows import Rows, RowTrials
+
+_SINGULAR_SHIFT = 1e-14
+"""Shift of the eigenvalues, relative to the largest, that makes singular matrices regular: 45 eps of float64."""
 
 
 def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
@@ -72,7 +76,7 @@ class _BoxModels:
 
     def fixed_minimiser(self, s: Tensor, multiplier: Tensor) -> Tensor:
         """Return the minimiser of the model with μ after fixing, in turn, the variables that leave the box."""
-        shift = multiplier[:, None] + 1e-14 * self.values.abs().amax(1, keepdim=True) + 1e-300
+        shift = multiplier[:, None] + _SINGULAR_SHIFT * self.values.abs().amax(1, keepdim=True) + NEAR_ZERO
         matrix = (self.vectors * (self.values + shift)[:, None, :]) @ self.vectors.mT
         identity = torch.eye(s.shape[1], dtype=s.dtype, device=s.device)
         fixed = (s < self.lower) | (s > self.upper)

@@ -20,6 +20,8 @@ from sanc.many.rows import Problem, RowPoints, Rows, Spectra
 from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
+ROW_PERTURBATION = 1e-2
+"""Relative change of one row in tests of whether another row changes with it."""
 _ROUNDOFF_POWER = 0.5
 """Power of machine epsilon: a relative change of a value beyond it is no roundoff of sums, and shows that rows mix."""
 
@@ -178,7 +180,7 @@ class RowFunction:
     def _check_mixing(self, x: Tensor, ids: Tensor, values: Tensor) -> None:
         """Raise an error if the value of a row depends on another row."""
         changed = x[ids].clone()
-        changed[0] += 1e-2 * (1.0 + changed[0].abs())
+        changed[0] += ROW_PERTURBATION * (1.0 + changed[0].abs())
         after = self.values(changed, ids)
         size = torch.maximum(values.abs().amax(), (after[0] - values[0]).abs())
         limit = torch.finfo(values.dtype).eps ** _ROUNDOFF_POWER * size

@@ -14,8 +14,8 @@ from torch import Tensor
 from sanc.core.acceptance import CANCELLATION_ERRORS, DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounds import Box
 from sanc.core.box_model import SHORTER_STEP
-from sanc.core.escape import HALVINGS, SMALLEST_NORM
-from sanc.core.space import ROUNDING_ERRORS
+from sanc.core.escape import HALVINGS
+from sanc.core.space import NEAR_ZERO, ROUNDING_ERRORS
 from sanc.core.stall import STALL_LIMIT
 from sanc.core.status import Status
 from sanc.many import rules
@@ -172,7 +172,7 @@ class ManyIteration:
         x, trial = rows.point.x, rows.trial
         halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
         rows.trial = halved.where(wanted, trial)
-        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=SMALLEST_NORM)
+        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=NEAR_ZERO)
         return wanted & (is_short | (rows.halvings >= HALVINGS))
 
     def _propose_pending(self, rows: Rows) -> None:

@@ -19,7 +19,7 @@ _ROWS_ON_CPU = 8192
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
-_COPIES = 40
+_NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
 _WAITING_SHARE = 8
 """Rows that wait for their whole Hessian, for each row in the batch, before they are tested: a few times in a run."""
@@ -248,4 +248,4 @@ def rows_in_memory(x0: Tensor, entries: int) -> int:
     if x0.device.type != "cuda":
         return max(256, min(_ROWS_ON_CPU, 2**24 // max(entries, 1)))
     free, _ = torch.cuda.mem_get_info(x0.device)
-    return max(256, int(_MEMORY_SHARE * free / (8.0 * _COPIES * max(entries, 1))))
+    return max(256, int(_MEMORY_SHARE * free / (8.0 * _NUMBERS_PER_ENTRY * max(entries, 1))))

@@ -25,14 +25,12 @@ import torch
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
+from sanc.core.space import NEAR_ZERO
 from sanc.minibatch.metrics.base import Preconditioner
 from sanc.minibatch.scale import DISTANCE_MEMORY
 
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
-
-_SMALLEST_DECREASE = 1e-300
-"""A lower bound of decreases that are divisors, near the end of float64."""
 
 
 class StepInputs(NamedTuple):
@@ -217,7 +215,7 @@ class AveragedStep:
 
         `excess` is f − b. It is negative if b is no lower bound; then the step is not shortened.
         """
-        limit = excess / ((1.0 - self.averaging) * decrease).clamp(min=_SMALLEST_DECREASE)
+        limit = excess / ((1.0 - self.averaging) * decrease).clamp(min=NEAR_ZERO)
         return torch.where(excess < 0.0, 1.0, limit.clamp(max=1.0))
 
 

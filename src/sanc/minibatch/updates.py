@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.space import Space, Vector
+from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
 from sanc.minibatch.scale import StepScale
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import State
 
-_OUTLIER = 5.0
+_OUTLIER_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
 gradients."""
@@ -32,8 +32,6 @@ _SAME_NORM = 1e-5
 """Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
 _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
-_SMALLEST_NORM, _NO_CLIPPING = 1e-300, 1e300
-"""A lower bound of norms that are divisors, and a norm that no gradient exceeds: near the ends of float64."""
 
 
 _FIELDS_OF_AVERAGE = (
@@ -65,10 +63,11 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > watch.WARM_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
+    outlier_norm = _OUTLIER_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
     return StepScalars(
-        clip_norm=max(_OUTLIER * typical_norm * state.gradient_unit, _SMALLEST_NORM) if state.steps else _NO_CLIPPING,
-        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, _SMALLEST_NORM),
+        clip_norm=max(outlier_norm, NEAR_ZERO) if state.steps else NEAR_INFINITY,
+        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * settings.step.size(state),

@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import NamedTuple
 
+from sanc.core.space import NEAR_INFINITY
 from sanc.errors import NonFiniteError, NonFiniteStartError
 from sanc.minibatch.state import State
 
@@ -30,7 +31,7 @@ unlikely."""
 NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 """Consecutive batches without a finite loss and gradient after which a warning is given, and an error is raised. Five
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
-_ROUNDOFF = 100.0
+_LOSS_ROUNDING_ERRORS = 100.0
 """Rounding errors by which equal losses of two batches may differ: a sum over the rows in another order."""
 WARM_STEPS = 20
 """Averaged steps after which running means are reliable."""
@@ -52,7 +53,7 @@ def compare_batches(state: State, value: float, noise: float, eps: float) -> tup
     is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by more than
     that, or after one that differs by ten times as much.
     """
-    difference = abs(value - state.last_loss) - _ROUNDOFF * eps * abs(value)
+    difference = abs(value - state.last_loss) - _LOSS_ROUNDING_ERRORS * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
     if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
         steps_since_halving, reference_loss = 0, value
@@ -84,7 +85,7 @@ def updated_loss_mean(state: State, value: float) -> LossMean:
     weight = max(1 - _LOSS_MEMORY, 1.0 / (count + 1))
     deviation = value - mean
     mean += weight * deviation
-    variance = min((1 - weight) * (variance + weight * deviation * deviation), 1e300)
+    variance = min((1 - weight) * (variance + weight * deviation * deviation), NEAR_INFINITY)
     return LossMean(count, mean, variance, min(mean, lowest))
 
 

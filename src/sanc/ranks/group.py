@@ -46,7 +46,7 @@ _ROW_WIDTH = 32
 """Neighbouring 32-bit words that `quick_fingerprint` adds. Mixing the sums of rows then costs little beside one pass
 over the words, as it handles a 32nd of them."""
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """Integers as wide as an entry, by bytes; wider entries are made of words of 64 bits."""
 
 Size = tuple[int, tuple[int, torch.dtype, torch.device] | None]
@@ -257,7 +257,7 @@ def size_on_any_rank(size: Size | None) -> str:
 def fingerprint(tensor: Tensor) -> Tensor:
     """Return two 64-bit integers that depend on every bit: different tensors share them with a probability of 2⁻⁶⁴."""
     flat = tensor.detach().reshape(-1).contiguous()
-    bits = flat.view(_WORDS.get(flat.element_size(), torch.int64)).long()
+    bits = flat.view(_INTEGER_TYPES.get(flat.element_size(), torch.int64)).long()
     keys = (2 * torch.arange(len(bits), device=bits.device) + 1) * _INDEX_FACTOR  # odd, so that products lose no bit
     mixed = (bits + keys) * _MIX_FACTOR
     mixed = (mixed ^ (mixed >> _MIX_SHIFT)) * keys
@@ -283,7 +283,7 @@ def quick_fingerprint(vector: Tensor) -> int:
     neighbours, are found by `fingerprint` alone.
     """
     words = vector.detach().contiguous()
-    words = words.view(torch.int32 if words.element_size() % 4 == 0 else _WORDS[words.element_size()])
+    words = words.view(torch.int32 if words.element_size() % 4 == 0 else _INTEGER_TYPES[words.element_size()])
     rows = len(words) // _ROW_WIDTH
     sums = words[: rows * _ROW_WIDTH].view(rows, _ROW_WIDTH).sum(1)
     mixed = fingerprint(torch.cat([sums, words[rows * _ROW_WIDTH :].long()]))
