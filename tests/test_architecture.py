@@ -357,3 +357,34 @@ def test_a_constant_has_one_value_and_one_place():
         for name in constants(path):
             places.setdefault(name, []).append(str(name_of(path)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+NO_ROW = {
+    *("ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"),  # purposes of random numbers
+    *("PENDING", "CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"),  # codes of rows
+    *("UNSUCCESSFUL", "SUCCESSFUL", "VERY_SUCCESSFUL"),
+    *("_SCREEN_WIDTH", "_LINE_WIDTH", "_NESTED_LINES", "_WIDTH_OF_VALUE", "_NAMED_VARIABLES", "_WIDTH"),  # of text
+    "FORMAT",  # version of a file
+}
+
+
+def constants(path):
+    """Yield the upper-case names that a module assigns, and whether their value is a number or a set of numbers."""
+    for node in nodes(path)[0].body:
+        if isinstance(node, ast.Assign):
+            values = node.value.values if isinstance(node.value, ast.Dict) else [node.value]
+            parts = [part for value in values for part in ast.walk(value)]
+            numbers = [isinstance(part.value, int | float) for part in parts if isinstance(part, ast.Constant)]
+            is_numeric = bool(numbers) and all(numbers) and not any(isinstance(part, ast.Call) for part in parts)
+            names = (part.id for part in ast.walk(node.targets[0]) if isinstance(part, ast.Name))
+            yield from ((name, is_numeric) for name in names if name.strip("_").isupper())
+
+
+def test_every_numeric_constant_is_listed_with_its_source():
+    page = (SOURCE.parent.parent / "docs" / "constants.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    found = {pair for path in modules() for pair in constants(path)}
+    numbers = {name for name, is_numeric in found if is_numeric}
+    assert numbers - NO_ROW <= listed <= {name for name, _ in found}
+    assert NO_ROW <= numbers - listed

@@ -424,24 +424,6 @@ def test_the_changelog_names_the_version():
     assert f"version: {sanc.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_every_constant_of_the_method_is_listed_with_its_source():
-    page = (ROOT / "docs" / "constants.md").read_text(encoding="utf-8")
-    purposes = {"ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"}  # of random numbers
-    purposes |= {"PENDING", "CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"}  # codes of rows
-    purposes |= {"UNSUCCESSFUL", "SUCCESSFUL", "VERY_SUCCESSFUL"}
-    packages = [ROOT / "src" / "sanc" / name for name in ("core", "minibatch", "leastsquares", "many")]
-    for path in sorted({path for package in packages for path in package.rglob("*.py")}):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Dict | ast.Call):
-                continue
-            constants = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
-            if not constants or not all(isinstance(value, int | float) for value in constants):
-                continue
-            for part in ast.walk(node.targets[0]):
-                if isinstance(part, ast.Name) and part.id.strip("_").isupper() and part.id not in purposes:
-                    assert f"`{part.id}`" in page, f"{path.name}: {part.id} has no source in docs/constants.md"
-
-
 def test_the_numbers_that_the_iteration_cites_are_items_of_the_method():
     section = (ROOT / "docs" / "method.md").read_text(encoding="utf-8").split("## One iteration")[1].split("\n## ")[0]
     items = re.findall(r"^- \*\*(2\.\d) ", section, re.MULTILINE)

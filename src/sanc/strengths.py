@@ -46,7 +46,7 @@ _RELATIVE_GRADIENT = 1e-3
 """Gradient norm at which a search ends, relative to the held-out loss."""
 _MOST_ITERATIONS = 30
 """The most iterations of a search."""
-_BLOCK = 1 << 22
+_BLOCK_ENTRIES = 1 << 22
 """Entries of margins that third derivatives use at a time."""
 
 
@@ -261,7 +261,7 @@ def third_derivatives(problem: LinearSum, w: Array, v: Array, changes: Array) ->
     The third derivative of log Σ e^z is the third central moment of the changes of z under softmax(z).
     """
     total = np.zeros((len(changes), len(changes)))
-    size = max(1, _BLOCK // (len(changes) * problem.columns))
+    size = max(1, _BLOCK_ENTRIES // (len(changes) * problem.columns))
     for begin in range(0, problem.n, size):
         part = problem.subset(np.arange(begin, min(begin + size, problem.n)))
         z, along = part.margins(w), part.margins(v)

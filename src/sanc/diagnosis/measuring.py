@@ -38,6 +38,7 @@ from sanc.errors import (
     require_number,
     shown,
 )
+from sanc.optim.first_step import SAME_LOSS
 from sanc.ranks.find import find_mode
 
 _QUADRATURE_STEPS = 8
@@ -50,8 +51,6 @@ _PROFILE_POINTS = 11
 """Points of each loss profile."""
 _LARGEST_KEPT = 2**25
 """Most parameters with which "auto" keeps all Lanczos vectors: 25 vectors in float32 are 3.4 GB."""
-_REPEATED_LOSS = 1e-3
-"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _HELD_OUT_DIVISOR = 4
 """Without held-out batches of the caller, the last quarter of the batches is held out, and at least one."""
 
@@ -234,7 +233,7 @@ class _Measurement:
                 "parameters with a finite loss."
             )
         again = self._loss(self.x, self.sample)
-        if not abs(again - self.value) <= _REPEATED_LOSS * max(abs(again), abs(self.value)):
+        if not abs(again - self.value) <= SAME_LOSS * max(abs(again), abs(self.value)):
             raise ArgumentError(
                 f"loss is {self.value!r} and then {again!r} at the same parameters: draw random numbers from the "
                 "generators of torch, NumPy or random alone, and pass batches that do not change."

@@ -31,7 +31,7 @@ _CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
 _SCALED_PAIRS = 32
 """Ritz pairs of a scaling in a large space; each one costs four inner products per product."""
-_STORED_ENTRIES = 10_000_000
+_RITZ_VECTOR_ENTRIES = 10_000_000
 """Entries of all Ritz vectors up to which every Ritz pair is kept: 80 MB in float64."""
 _CONVERGED_RESIDUAL = 0.1
 """Relative residual up to which a Ritz pair of a large space is used."""
@@ -103,7 +103,7 @@ def spectral_scaling(explored: Exploration, dim: int) -> SpectralScaling:
         if not len(positive):
             return []
         level = float(np.exp(np.mean(np.log(values[positive]))))
-        if residuals.max() == 0.0 and len(positive) * dim <= _STORED_ENTRIES:
+        if residuals.max() == 0.0 and len(positive) * dim <= _RITZ_VECTOR_ENTRIES:
             return list(map(int, positive))
         usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
         order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))]

@@ -6,6 +6,7 @@ It differs from the paper in the escape rule, in the lower bound of σ and in th
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,6 @@ from sanc import Branch, Method, PaperEscape, Point, SigmaUpdate
 
 _FLOAT32_FLOOR = 1e-20
 """Lower bound of σ in float32, as in the program. Its bound in float64, 1e-80, is 0 in float32."""
-_FLOAT32_LEAST_EPS = 1e-10
-"""Machine precisions above this are those of float32 or less: it lies between 2.2e-16 and 1.2e-7."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class AuthorsSigma(SigmaUpdate):
     def rule(self, eps: float, *, exact: bool = False) -> Any:
         """Return the rule, with the lower bound that the program has for this precision."""
         rule = super().rule(eps, exact=exact)
-        return replace(rule, floor=max(rule.floor, _FLOAT32_FLOOR)) if eps > _FLOAT32_LEAST_EPS else rule
+        return replace(rule, floor=max(rule.floor, _FLOAT32_FLOOR)) if eps > sys.float_info.epsilon else rule
 
 
 AUTHORS = Method(escape=AuthorsEscape(), sigma=AuthorsSigma(), sampling="buffered")

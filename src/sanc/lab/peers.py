@@ -21,7 +21,7 @@ STEP_SIZES = (1e-3, 1e-2, 1e-1)
 """Step sizes of Adam, of which the best is shown: its default, 10 and 100 times that."""
 
 _BETA1, _BETA2, _ADAM_EPSILON = 0.9, 0.999, 1e-8
-"""The constants of Adam by Kingma and Ba (2015)."""
+"""The constants of Adam by Kingma and Ba (2014)."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that need no argument."""
-_SAME_LOSS = 1e-3
+SAME_LOSS = 1e-3
 """Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _SAME_LOSS_ABSOLUTE = 1e-6
 """The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
@@ -68,7 +68,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
 
 def _differ(a: float, b: float) -> bool:
     """Whether two losses differ by more than rounding; NaN differs from everything."""
-    return not abs(a - b) <= _SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
+    return not abs(a - b) <= SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
 
 
 def _check_repeatable(oracle: AutogradOracle, x: Tensor, value: float) -> None:
