@@ -342,19 +342,19 @@ def test_names_are_those_of_the_field():
 
 
 def constants(path):
-    """Names in capitals that a module assigns, also in tuples and with annotations; not type variables."""
-    for node in ast.parse(path.read_text()).body:
+    """Yield the names in capitals that a module assigns, also in tuples and with annotations, with their values."""
+    for node in nodes(path)[0].body:
         for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
             for part in ast.walk(target) if isinstance(target, ast.expr) else ():
-                if isinstance(part, ast.Name) and part.id.isupper() and len(part.id) > 1:
-                    yield part.id
+                if isinstance(part, ast.Name) and part.id.isupper() and len(part.id) > 1:  # no type variables
+                    yield part.id, node.value
 
 
 def test_a_constant_has_one_value_and_one_place():
     """A name in capitals at the level of a module has one meaning in the whole package."""
     places = {}
     for path in modules():
-        for name in constants(path):
+        for name, _ in constants(path):
             places.setdefault(name, []).append(str(name_of(path)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
@@ -368,23 +368,18 @@ NO_ROW = {
 }
 
 
-def constants(path):
-    """Yield the upper-case names that a module assigns, and whether their value is a number or a set of numbers."""
-    for node in nodes(path)[0].body:
-        if isinstance(node, ast.Assign):
-            values = node.value.values if isinstance(node.value, ast.Dict) else [node.value]
-            parts = [part for value in values for part in ast.walk(value)]
-            numbers = [isinstance(part.value, int | float) for part in parts if isinstance(part, ast.Constant)]
-            is_numeric = bool(numbers) and all(numbers) and not any(isinstance(part, ast.Call) for part in parts)
-            names = (part.id for part in ast.walk(node.targets[0]) if isinstance(part, ast.Name))
-            yield from ((name, is_numeric) for name in names if name.strip("_").isupper())
+def is_numeric(value):
+    """Whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
+    parts = [part for entry in getattr(value, "values", [value]) for part in ast.walk(entry)]
+    numbers = [isinstance(part.value, int | float) for part in parts if isinstance(part, ast.Constant)]
+    return bool(numbers) and all(numbers) and not any(isinstance(part, ast.Call) for part in parts)
 
 
 def test_every_numeric_constant_is_listed_with_its_source():
     page = (SOURCE.parent.parent / "docs" / "constants.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    found = {pair for path in modules() for pair in constants(path)}
-    numbers = {name for name, is_numeric in found if is_numeric}
-    assert numbers - NO_ROW <= listed <= {name for name, _ in found}
+    found = {name: is_numeric(value) for path in modules() for name, value in constants(path)}
+    numbers = {name for name in found if found[name]}
+    assert numbers - NO_ROW <= listed <= set(found)
     assert NO_ROW <= numbers - listed
