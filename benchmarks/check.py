@@ -48,7 +48,7 @@ class Table:
         """Return the rows with the columns that `head` names, in its order; None if a column is missing."""
         places: list[int] = []
         for name in head:
-            free = [place for place, own in enumerate(self.head) if own == name and place not in places]
+            free = [place for place, head in enumerate(self.head) if head == name and place not in places]
             if not free:
                 return None
             places.append(free[0])

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
-    """Say why tests were skipped, in one line per reason, and note the machine where that is asked for."""
+    """Report why tests were skipped, in one line per reason, and note the machine where that is asked for."""
     stats = terminalreporter.stats
     skipped = stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)

@@ -117,8 +117,8 @@ def test_losses_are_those_of_scipy(name):
 
 def test_a_loss_of_the_caller():
     cauchy = sanc.least_squares(residuals, START, jacobian, loss="cauchy", f_scale=0.1)
-    own = lambda z: np.stack([np.log1p(z), 1 / (1 + z), -1 / (1 + z) ** 2])
-    assert np.allclose(sanc.least_squares(residuals, START, jacobian, loss=own, f_scale=0.1).x, cauchy.x)
+    log_loss = lambda z: np.stack([np.log1p(z), 1 / (1 + z), -1 / (1 + z) ** 2])
+    assert np.allclose(sanc.least_squares(residuals, START, jacobian, loss=log_loss, f_scale=0.1).x, cauchy.x)
 
 
 @pytest.mark.parametrize("loss", ["linear", "cauchy"])

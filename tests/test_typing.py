@@ -80,11 +80,11 @@ def types_of(function):
 
 def test_options_that_are_passed_on_have_the_types_of_the_function_that_they_are_passed_to():
     added = typing.get_type_hints(ArgminOptions).items() - typing.get_type_hints(MinimizeOptions).items()
-    own = {"fun", "x0", "bounds", "max_products", *_UNSUITABLE}
-    assert dict(added) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in own}
-    own = {"fun", "x0", "jac", "bounds", "args", "kwargs"}
+    named = {"fun", "x0", "bounds", "max_products", *_UNSUITABLE}
+    assert dict(added) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in named}
+    named = {"fun", "x0", "jac", "bounds", "args", "kwargs"}
     rows = {item.name: types_of(sanc.minimize_many)[item.name] for item in fields(RunOptions)}
-    one = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in own}
+    one = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in named}
     assert typing.get_type_hints(CurveFitOptions) == rows | one
 
 

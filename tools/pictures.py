@@ -102,9 +102,9 @@ def sigma() -> Figure:
     axes.semilogy(at, [record.grad_norm for record in run.history], color=INK, label="‖g‖")
     axes.semilogy(at, [record.sigma for record in run.history], color=BLUE, label="σ")
     for branch, colour in (("very successful", BLUE), ("successful", "#8fb4dd"), ("stayed", ORANGE)):
-        own = [record for record in run.history if record.branch == branch]
-        if own:
-            axes.plot([r.iteration for r in own], [r.grad_norm for r in own], "o", color=colour, label=branch)
+        records = [record for record in run.history if record.branch == branch]
+        if records:
+            axes.plot([r.iteration for r in records], [r.grad_norm for r in records], "o", color=colour, label=branch)
     axes.set(xlabel="iteration")
     axes.legend(frameon=False, ncols=2)
     return figure

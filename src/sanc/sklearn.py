@@ -74,7 +74,7 @@ P = ParamSpec("P")
 
 
 def _names_unknown_arguments(construct: Callable[P, None]) -> Callable[P, None]:
-    """Let a constructor raise an error with a remedy for arguments that it does not have.
+    """Return a constructor that raises an error with a remedy for arguments that it does not have.
 
     The signature stays as it is, since scikit-learn reads the parameters of an estimator from it.
     """

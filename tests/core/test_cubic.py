@@ -89,7 +89,7 @@ def test_identities_hold_for_many_tridiagonal_matrices(problem):
     st.integers(0, 2**32 - 1),
 )
 def test_hard_and_nearly_hard_cases(j, sigma, coupling, gap, seed):
-    """Let c have (almost) no part in the left-most eigenvector and make σ small enough for it to matter."""
+    """c has (almost) no part in the left-most eigenvector, and σ is so small that this matters."""
     rng = np.random.default_rng(seed)
     values = np.sort(np.concatenate([[-1.0], -1.0 + gap * (1 + rng.random(j - 1))]))
     eigen = cubic.Spectrum(values, np.eye(j))

@@ -89,7 +89,7 @@ def test_a_saddle_is_found_and_left():
     data = [(part, part @ torch.ones(3, 1, dtype=D)) for part in x.split(15)]
     report = sanc.diagnose(model, nn.MSELoss(), data)
     assert report.saddle and report.grad_norm == 0.0 and report.lambda_min == pytest.approx(-report.lambda_max)
-    assert report.curvature_decrease > 0.1 * report.held_out_value and report.curvature_length > 0
+    assert report.curvature_decrease > 0.1 * report.held_out_value and report.curvature_step_norm > 0
     assert "At a saddle" in report.interpretation and "escape step" in str(report)
 
 
@@ -241,7 +241,7 @@ def test_interpretations():
     data = [(part, part.sum(1, keepdim=True)) for part in x.split(10)]
     saddle = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
     whole = sanc.diagnose(model, nn.MSELoss(), [(x, x.sum(1, keepdim=True))], starts=1)
-    assert math.isnan(whole.curvature_decrease) and whole.curvature_length > 0.0  # measured on the data themselves
+    assert math.isnan(whole.curvature_decrease) and whole.curvature_step_norm > 0.0  # measured on the data themselves
     assert "no step along it was tested" in whole.interpretation
     words = {
         (0.0, 0.0): "Negative curvature exists",

@@ -168,8 +168,8 @@ def test_bounds_as_in_minimize():
         assert float(res.fun[row]) == pytest.approx(one.fun, rel=1e-6)
         assert res.active[row].tolist() == one.active.tolist()
         torch.testing.assert_close(res.multipliers[row], one.multipliers, atol=1e-5, rtol=1e-5)
-    own = sanc.minimize_many(lambda x: ((x - 5) ** 2).sum(), x0, bounds=(x0 - 1.0, x0 + 1.0))
-    torch.testing.assert_close(own.x, x0 + 1.0)
+    shifted = sanc.minimize_many(lambda x: ((x - 5) ** 2).sum(), x0, bounds=(x0 - 1.0, x0 + 1.0))
+    torch.testing.assert_close(shifted.x, x0 + 1.0)
 
 
 def test_bounds_are_never_left():

@@ -78,9 +78,9 @@ def test_numbers_of_second_order_steps_are_replaced(problem):
 )
 def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance, horizon):
     """y, z and x, the scale and the distance, written out again with NumPy in their own variables."""
-    own = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
-    own["horizon"] = horizon
-    iteration, oracle = iteration_on(problem, **own)
+    settings = {"averaging": averaging, "distance": distance, "metric": "diagonal", "curvature": False, "scale": 1.5e-3}
+    settings["horizon"] = horizon
+    iteration, oracle = iteration_on(problem, **settings)
     settings = iteration.settings
     x0 = x = z = average = np.ones(problem.dim)
     V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0

@@ -78,9 +78,9 @@ def test_a_checkpoint_of_ranks_that_differ_is_not_written(two):
 
 def test_a_rank_that_fails_before_the_first_exchange_ends_the_step_on_all(two):
     (kind, text), end = two[0]["early"]
-    (own, reason), other_end = two[1]["early"]
+    (failed_kind, reason), other_end = two[1]["early"]
     assert kind == "RankFailedError" and "rank 1 failed before the first exchange" in text
-    assert own == "ArgumentError" and "closure is missing" in reason
+    assert failed_kind == "ArgumentError" and "closure is missing" in reason
     assert torch.equal(end, other_end)
 
 

@@ -328,7 +328,7 @@ class _Measurement:
         return self.held_out_value - self._loss(self.x + step, self.held_out)
 
     def _escape(self) -> tuple[float, float]:
-        """Return the held-out decrease and the length of the best step along negative curvature."""
+        """Return the held-out decrease and the norm of the best step along negative curvature."""
         extremes, space = self.extremes, self.oracle.space
         if not extremes.lambda_min + extremes.rounding < 0.0:
             return math.nan, math.nan
@@ -336,26 +336,26 @@ class _Measurement:
         if space.dot(self.gradient, direction) > 0.0:
             direction = direction * -1.0
         scale = space.norm(self.x) or 1.0
-        length, best, best_length = _SHORTEST_STEP * scale, self.value, 0.0
-        while length <= _LONGEST_STEP * scale:
-            value = self._loss(self.x + direction * length, self.sample)
+        norm, best, best_norm = _SHORTEST_STEP * scale, self.value, 0.0
+        while norm <= _LONGEST_STEP * scale:
+            value = self._loss(self.x + direction * norm, self.sample)
             if not value < best:
                 break
-            best, best_length, length = value, length, 2.0 * length
-        return self._decrease(direction * best_length), best_length
+            best, best_norm, norm = value, norm, 2.0 * norm
+        return self._decrease(direction * best_norm), best_norm
 
     def _profile(self, vector: Any, eigenvalue: float) -> tuple[Floats, Floats]:
-        """Return lengths and losses along an eigenvector, as far as the quadratic model doubles the loss."""
+        """Return distances and losses along an eigenvector, as far as the quadratic model doubles the loss."""
         scale = self.oracle.space.norm(self.x) or 1.0
         radius = scale if eigenvalue == 0.0 else min(scale, math.sqrt(2.0 * abs(self.value) / abs(eigenvalue)))
-        lengths = np.linspace(-radius, radius, _PROFILE_POINTS)
-        return lengths, np.array([self._loss(self.x + vector * float(length), self.sample) for length in lengths])
+        distances = np.linspace(-radius, radius, _PROFILE_POINTS)
+        return distances, np.array([self._loss(self.x + vector * float(t), self.sample) for t in distances])
 
     def report(self, relative_error: float) -> Report:
         """Evaluate the steps and return the report."""
         extremes = self.extremes
         dimension, dimension_error = self.effective_dimension()
-        curvature_decrease, curvature_length = self._escape()
+        curvature_decrease, curvature_step_norm = self._escape()
         norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
         errors = (extremes.lambda_min - extremes.lower_bound, extremes.upper_bound - extremes.lambda_max)
         limit = ""
@@ -380,7 +380,7 @@ class _Measurement:
             effective_dimension_error=dimension_error,
             gradient_decrease=self._decrease(self.gradient * (-1.0 / norm)) if norm > 0.0 else math.nan,
             curvature_decrease=curvature_decrease,
-            curvature_length=curvature_length,
+            curvature_step_norm=curvature_step_norm,
             products=self.products,
             hvp=self.oracle.hvp,
             limit=limit,

@@ -52,10 +52,10 @@ class Report:
     effective_dimension_error : float
         Its standard error over the random start vectors; NaN for one.
     gradient_decrease : float
-        Decrease of the held-out loss by the gradient step of length ‖g‖/max(|λ_min|, |λ_max|); NaN without held-out
-        batches.
-    curvature_decrease, curvature_length : float
-        Decrease of the held-out loss by the step along the most negative curvature, and the length of this step, which
+        Decrease of the held-out loss by the gradient step with the norm ‖g‖/max(|λ_min|, |λ_max|); NaN without
+        held-out batches.
+    curvature_decrease, curvature_step_norm : float
+        Decrease of the held-out loss by the step along the most negative curvature, and the norm of this step, which
         minimises the loss of the other batches. Both are NaN without negative curvature, and the decrease is NaN
         without held-out batches.
     products : int
@@ -67,7 +67,7 @@ class Report:
     density : tuple of arrays
         Ritz values of all starts and their weights, which add up to 1.
     profiles : dict
-        Step lengths and losses along the eigenvectors of "lambda_min" and "lambda_max".
+        Distances from x and losses along the eigenvectors of "lambda_min" and "lambda_max".
     """
 
     parameters: int
@@ -88,7 +88,7 @@ class Report:
     effective_dimension_error: float
     gradient_decrease: float
     curvature_decrease: float
-    curvature_length: float
+    curvature_step_norm: float
     products: int
     hvp: str
     limit: str
@@ -179,7 +179,7 @@ class Report:
             lines["gradient step"] = f"changes the held-out loss by {-self.gradient_decrease:+.3g}"
         if not math.isnan(self.curvature_decrease):
             lines["escape step"] = (
-                f"of length {self.curvature_length:.3g} changes the held-out loss by {-self.curvature_decrease:+.3g}"
+                f"of norm {self.curvature_step_norm:.3g} changes the held-out loss by {-self.curvature_decrease:+.3g}"
             )
         stopped = f", bounds limited by {self.limit}" if self.limit else ""
         lines["cost"] = f"{self.products} Hessian products ({self.hvp}), confidence {self.confidence:g}{stopped}"
@@ -205,8 +205,8 @@ class Report:
         density = kernels @ weights
         left.semilogy(grid, np.maximum(density, _SMALLEST_DENSITY * density.max()))
         left.set(xlabel="λ", ylabel="spectral density")
-        for name, (lengths, losses) in self.profiles.items():
-            right.plot(lengths, losses, label=f"along the eigenvector of {name.replace('lambda_', 'λ_')}")
-        right.set(xlabel="step length", ylabel="loss")
+        for name, (distances, losses) in self.profiles.items():
+            right.plot(distances, losses, label=f"along the eigenvector of {name.replace('lambda_', 'λ_')}")
+        right.set(xlabel="distance from x", ylabel="loss")
         right.legend()
         return figure

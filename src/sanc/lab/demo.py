@@ -84,12 +84,12 @@ def in_words(found: Sequence[RunTrace]) -> str:
     with_curvature = f"{steps - averaged:,} step{'' if steps - averaged == 1 else 's'}"
     phases = f"SANC made {with_curvature} with curvature and {averaged:,} averaged steps."
     at = seconds_to(sanc, adam.final_loss)
-    own = f"after {seconds_to(adam, adam.final_loss):.1f} s"
+    adam_time = f"after {seconds_to(adam, adam.final_loss):.1f} s"
     reached = "did not reach it" if math.isnan(at) else f"reached it after {at:.1f} s"
     ratio = sanc.final_loss / adam.final_loss
     return (
-        f"{phases} Adam, whose step was tuned, had its final loss of {adam.final_loss:.4f} {own}; SANC, with nothing "
-        f"tuned, {reached} and ended at {sanc.final_loss:.4f}, {ratio:.2g} times Adam's loss."
+        f"{phases} Adam, whose step was tuned, had its final loss of {adam.final_loss:.4f} {adam_time}; SANC, with "
+        f"nothing tuned, {reached} and ended at {sanc.final_loss:.4f}, {ratio:.2g} times Adam's loss."
     )
 
 

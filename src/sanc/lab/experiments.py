@@ -220,7 +220,7 @@ def by_settings(panels: Iterable[Panel], values: Mapping[str, Sequence[Any]], pr
 def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str) -> Panel:
     settings = {method: _settings_on(panel, method, preset) for method in panel.methods}
     for name in values:
-        if not any(name in own for own in settings.values()):
+        if not any(name in known for known in settings.values()):
             raise ArgumentError(
                 f"--set {name} has no effect on {', '.join(panel.methods)} of {panel.name} with preset {preset!r}: "
                 "leave it out, or choose other methods or another preset."

@@ -158,8 +158,8 @@ class Study:
         for panel in self.panels:
             try:
                 with self.console.status(f"Reading {panel.data} …"):
-                    own = {"standardise": panel.standardise, "label": panel.label} if panel.figure == "own" else {}
-                    loaded = load(panel.data, dtype="float32" if panel.network else "float64", **own)
+                    options = {"standardise": panel.standardise, "label": panel.label} if panel.figure == "own" else {}
+                    loaded = load(panel.data, dtype="float32" if panel.network else "float64", **options)
             except sanc.SancError as problem:
                 if own_files.is_file(panel.data):
                     raise

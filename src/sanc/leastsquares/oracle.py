@@ -250,7 +250,7 @@ class ResidualOracle(CallableOracle):
 
     @contextmanager
     def whole_hessian(self) -> Iterator[None]:
-        """Let `hessian` have the whole second-order term in a block."""
+        """Return a context in which `hessian` has the whole second-order term."""
         before, self.full = self.full, True
         try:
             yield

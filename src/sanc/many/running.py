@@ -120,7 +120,7 @@ class RowRun:
         """Minimise further rows, which have the next numbers, until they end or have tried `max_trials` points.
 
         Rows with the numbers `resumed` that reached a lower limit before go on, and all others are dropped. Rows end
-        where `superseded` says so after a round.
+        if `superseded` returns True for them after a round.
         """
         limits, first = self.limits, self._count
         self._count += len(x0)

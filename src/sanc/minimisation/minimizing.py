@@ -71,7 +71,7 @@ _DIFFERENCE_TOLERANCES = {"2-point": 1e-5, "3-point": 1e-6}
 
 
 def _accepts_options(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function have its arguments as entries of `options`, too, and by the names that SciPy has for them."""
+    """Return a function that also accepts its arguments as entries of `options`, and by the names of SciPy."""
     signature, call = inspect.signature(function), cast("Callable[..., T]", function)
     position = list(signature.parameters).index("options")
 
