@@ -40,7 +40,7 @@ LAYERS = [  # a package imports only from packages above it in this list, and fr
     {"core"},
     {"minibatch", "autograd", "functions", "sums"},
     {"extend", "graphs", "problems", "ranks"},
-    {"options"},
+    {"option_remedies", "options"},
     {"presets"},
     {"optim", "minimisation"},
     {"many"},
