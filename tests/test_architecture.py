@@ -109,6 +109,43 @@ def test_the_map_has_every_package_and_every_file_of_the_core():
     assert set(re.findall(r"^\|[^|]*`(\w+\.py)`", core, re.MULTILINE)) <= files
 
 
+def codes_in_the_map():
+    """Return the text of docs/architecture.md without its drawing, and what it has in code font: paths, and others."""
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    codes = set(re.findall(r"`([^`]+)`", text))
+    paths = {code for code in codes if re.fullmatch(r"[\w/]+\.(?:py|md|yml)|[\w/]+/", code)}
+    return text, paths, codes - paths
+
+
+def test_paths_in_the_map_exist():
+    text, paths, _ = codes_in_the_map()
+    root = SOURCE.parent.parent
+    folders = (root, root / "src", SOURCE, *(path for path in SOURCE.rglob("*") if path.is_dir()))
+    assert {path for path in paths if not any((folder / path).exists() for folder in folders)} == set()
+    for folder, sentences in re.findall(r"^\*\*`(\w+)/`\*\*(.+)$", text, re.MULTILINE):  # about the files of a package
+        names = re.findall(r"`(\w+\.py)`", sentences)
+        assert [name for name in names if not any((SOURCE / folder).rglob(name))] == [], folder
+
+
+def test_names_in_the_map_exist():
+    text, _, codes = codes_in_the_map()
+    root = SOURCE.parent.parent
+    files = [*modules(), root / "tests" / "test_architecture.py", root / "tests" / "test_typing.py"]
+    words = {path: set(re.findall(r"\w+", path.read_text(encoding="utf-8"))) for path in files}
+    every = set().union(*words.values())
+    names = {code for code in codes if re.fullmatch(r"[\w.]+=?", code)}
+    assert {name for name in names if not set(re.findall(r"\w+", name)) <= every} == set()
+    members = [name.split(".") for name in names if re.fullmatch(r"[A-Z]\w+\.\w+", name)]
+    for kind, member in members:
+        homes = [p for p in modules() if any(isinstance(n, ast.ClassDef) and n.name == kind for n in nodes(p))]
+        assert any(member in words[path] for path in homes), f"{kind}.{member}"
+    places = re.findall(r"`(?:\w+\.)?(\w+)` in `((?:\w+/)+\w+\.py)`", text)
+    for name, place in places:
+        assert any(name in words.get(folder / place, ()) for folder in (root, root / "src", SOURCE)), (name, place)
+    assert len(members) >= 8 and len(places) >= 15
+
+
 def test_the_laboratory_uses_public_names_only():
     allowed = {"__init__", "_version", "errors", "problems", "theory", "lab"}
     for path in SOURCE.glob("lab/*.py"):
