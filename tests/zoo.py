@@ -229,6 +229,11 @@ def _sq(*residuals: Tensor) -> Tensor:
     return total
 
 
+def rosen_torch(x: Tensor) -> Tensor:
+    """Return `scipy.optimize.rosen` of a tensor."""
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
 def _tile(pattern: Sequence[float], n: int) -> Floats:
     return np.tile(np.asarray(pattern, dtype=np.float64), n // len(pattern))
 

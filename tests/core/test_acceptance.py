@@ -60,3 +60,7 @@ def test_the_paper_doubles_sigma_after_a_rejection_and_lowers_it_only_after_a_ve
             assert decision.sigma == sigma
         else:
             assert decision.sigma == pytest.approx(min(sigma, np.linalg.norm(rosen_der(x))))
+
+
+def test_settings_may_be_numbers_of_numpy():
+    assert sanc.RatioTest(eta1=np.float32(0.125), eta2=np.float32(0.75)).eta2 == 0.75

@@ -1,0 +1,55 @@
+"""The escape step, as docs/method.md states it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sanc.core.escape import PaperEscape
+from sanc.core.record import Branch
+from sanc.lab.authors import AuthorsEscape
+
+
+def predicted_decreases(lam, g, L1, L2, eps, eps_g, power=2):
+    return 2 * (-lam) ** 3 / (3 * L2**2) - eps * lam**2 / (6 * L2**2), g**2 / (4 * L1) - eps_g**power / L1
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_paper_makes_the_step_of_the_larger_predicted_decrease(seed):
+    rng = np.random.default_rng(seed)
+    lam, g = rng.standard_normal() * 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-4, 1)
+    L1, L2, eps = 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-5, -1)
+    branch, length = PaperEscape(L1=L1, L2=L2, epsilon=eps).choose(lam, g, without_model=False)
+    curvature, gradient = predicted_decreases(lam, g, L1, L2, eps, eps / 4)
+    if lam < 0 and curvature > gradient:
+        assert branch is Branch.CURVATURE and length == pytest.approx(2 * abs(lam) / L2)
+    else:
+        assert branch is Branch.GRADIENT and length == 1 / L1
+
+
+def test_curvature_is_never_followed_uphill():
+    """Without the guard, ‖g‖ < 2ε_g makes the gradient's prediction negative and an uphill curvature step would win."""
+    rule = PaperEscape(epsilon=1e-2, epsilon_g=1.0)
+    assert rule.choose(+0.5, 1e-3, without_model=False)[0] is Branch.GRADIENT
+    assert rule.choose(0.0, 1e-3, without_model=False)[0] is Branch.GRADIENT
+
+
+def test_the_authors_stay_above_minus_epsilon():
+    rule = AuthorsEscape()
+    assert rule.choose(-0.5e-4, 1.0, without_model=False)[0] is Branch.STAYED
+    assert rule.choose(+1.0, 1.0, without_model=False)[0] is Branch.STAYED
+    assert rule.choose(-1.0, 10.0, without_model=False)[0] is Branch.GRADIENT
+    assert rule.choose(-1.0, 1e-3, without_model=False)[0] is Branch.CURVATURE
+    assert rule.choose(+1.0, 1.0, without_model=True)[0] is Branch.GRADIENT
+
+
+def test_the_authors_do_not_square_epsilon_g():
+    """Between the two forms of the rule there are cases that they decide differently."""
+    eps = 0.4
+    lam, L1, L2 = -0.5, 1.0, 1.0
+    curvature, squared = predicted_decreases(lam, 0.8, L1, L2, eps, eps / 4)
+    _, plain = predicted_decreases(lam, 0.8, L1, L2, eps, eps / 4, power=1)
+    assert plain < curvature < squared
+    settings = {"L1": L1, "L2": L2, "epsilon": eps}
+    assert PaperEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.GRADIENT
+    assert AuthorsEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.CURVATURE
