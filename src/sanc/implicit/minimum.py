@@ -190,8 +190,8 @@ class Minimum:
     def _compare_second_differences(self) -> None:
         """Compare the Hessian with second differences of f along a random direction.
 
-        At a kink of f or of its gradient torch returns the derivatives of one side, and the derivative of the minimum
-        is another. Points at which f is not defined, or beyond bounds, are not compared.
+        At a kink of f or of its gradient torch returns the derivatives of one side, which do not determine the
+        derivative of the minimum. Points at which f is not defined, or beyond bounds, are not compared.
         """
         oracle, x = self._oracle, self._point()
         space = oracle.space

@@ -27,7 +27,7 @@ from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
 
 
 class ImplicitProblem:
-    """A function of x and θ, its minima that were found so far, and their derivatives.
+    """A function of x and θ with the minima that were found so far, and their derivatives.
 
     Attributes
     ----------

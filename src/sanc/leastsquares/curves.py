@@ -26,7 +26,7 @@ from sanc.minimisation.arguments import call_problem, reject_arguments
 from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
-"""From how many parameters of other rows rows are fitted again by default."""
+"""Number of other rows from whose parameters a row is fitted again, by default."""
 
 
 def curve_fit(
@@ -47,8 +47,8 @@ def curve_fit(
 ) -> tuple[Any, ...]:
     """Fit the parameters of a curve to observations, and return them with their covariance.
 
-    If `ydata` is two-dimensional, each of its rows is a fit of its own, and all of them are made at once. It is scaled,
-    regularised and tested as one fit is; its second-order term is the exact one, and it has no `loss`.
+    If `ydata` is two-dimensional, each of its rows is fitted separately, and all of them at once. Such fits are scaled,
+    regularised and tested as a single one, with the exact second-order term and without a `loss`.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ def curve_fit(
         a function of torch, and is called with `xdata` and the parameters of one row; `xdata` of the shape of `ydata`
         has a row for each of them.
     p0 : array or Tensor, optional
-        Initial parameters, for rows of observations of all of them or a row for each; by default ones, as many as `f`
-        has arguments, or points between finite bounds.
+        Initial parameters; for rows of observations, the same for all of them, or a row for each. By default ones, as
+        many as `f` has arguments, or points between finite bounds.
     sigma : array, optional
         Standard deviations of the observations, or their covariance matrix.
     absolute_sigma : bool
@@ -79,8 +79,8 @@ def curve_fit(
     mask : array or Tensor, optional
         For rows of observations: True for those to use, so that values may be missing.
     restarts : int, optional
-        For rows of observations: from how many parameters of other rows those are fitted again that failed, or that
-        explain far less of the variance than the others; by default 3. The best fit is kept.
+        For rows of observations: rows that failed, or that explain far less of the variance than the others, are
+        fitted again from the parameters of this many other rows; by default 3. The best fit is kept.
     **options
         Further arguments of `least_squares`, such as `loss`, `f_scale` and `max_nfev`. For rows: `tol`, `max_iter`,
         `max_time`, `chunk_size`, `callback`, `progress` and `seed` of `minimize_many`; by default a row of n parameters
@@ -156,7 +156,7 @@ def curve_fit(
 
 
 def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any]:
-    """Return the options to pass on; one that one fit, or rows of them, do not have is an error."""
+    """Return the options to pass on; raise an error for one that the kind of fit does not have."""
     if not options:
         return {}
     for_one = _keywords(least_squares) - {"args", "kwargs"}

@@ -128,7 +128,7 @@ class ResidualOracle(CallableOracle):
     residuals : Residuals
         The functions of the caller.
     exponents : ndarray
-        d_j = 2^−exponent; −∞ as long as column j was zero, whose d_j is 1.
+        Binary exponents: d_j = 2^−exponent; −∞ for a column that was always zero, with d_j = 1.
     variables : Variables
         z, the vectors of the run.
     is_preconditioned : bool
@@ -359,7 +359,7 @@ class ResidualOracle(CallableOracle):
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
     def final_exponents(self, found: Evaluation) -> Floats:
-        """Return the exponents of the columns at a point, and the largest so far of variables without an effect."""
+        """Return the exponents of the columns at a point; for variables without an effect, the largest so far."""
         now = self.column_exponents(found)
         threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(found.terms.weighted))
         has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable

@@ -220,7 +220,7 @@ class _RowFits:
         return self._run.rounds
 
     def run(self, start: Tensor, restarts: int) -> None:
-        """Fit all rows; those that fail or fit poorly again, from parameters of others; and keep the best fits.
+        """Fit all rows, fit those again that failed or fit poorly, from parameters of other rows, and keep the best.
 
         With restarts, the trial points of a row are limited at first, so that no row waits for one on a long detour.
         Those that did not end go on beside the fits from other parameters, and at last alone.
@@ -255,7 +255,7 @@ class _RowFits:
             self.outputs[name] = total.index_add(0, self.problem.data_rows, everything[name])
 
     def agree_with(self, mapped: MappedModel) -> bool:
-        """Whether the residuals of all rows at their solutions are those of a mapped model, and Jacobians of some."""
+        """Whether the residuals of all rows, and some Jacobians, are those of a mapped model at the solutions."""
         model, p, data = self.problem.model, self.outputs["x"], self.problem.data
         if model is mapped:
             return True
@@ -342,7 +342,7 @@ class _Superseded:
 def _largest_good_cost(outputs: dict[str, Tensor], data: RowData) -> Tensor:
     """Return the largest cost with which each row fits well; infinity if no row has succeeded.
 
-    Its mean squared residual or its unexplained variance is not far above the median then.
+    A row fits well if its mean squared residual or its unexplained variance is not far above the median.
     """
     succeeded = is_success(outputs["status"])
     if not bool(succeeded.any()):

@@ -30,8 +30,8 @@ class _Tested(NamedTuple):
 class LeastSquaresRun(Run):
     """A run whose variables are scaled by the column norms of the Jacobian.
 
-    The norms are the largest so far, as Moré (1978) has it. Before the run ends they are those of the last point, in
-    which gradient and curvature are tested.
+    The norms are the largest so far, as Moré (1978) has it. Before the run ends, gradient
+    and curvature are tested in variables that are scaled by the norms of the last point.
 
     Attributes
     ----------

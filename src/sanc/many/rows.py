@@ -21,9 +21,9 @@ AnyGroup = TypeVar("AnyGroup", bound="Group")
 
 
 class Group:
-    """Tensors of one purpose, with one entry, vector or matrix for each row; other groups; and dicts of tensors.
+    """Tensors of one purpose, each with an entry, vector or matrix for each row.
 
-    Subclasses are dataclasses.
+    Subclasses are dataclasses, whose fields may also be groups or dicts of tensors.
     """
 
     def take(self: AnyGroup, indices: Tensor) -> AnyGroup:
@@ -39,14 +39,14 @@ class Group:
         return self._mapped(_once(lambda *entries: torch.cat(entries)), *others)
 
     def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
-        """Return the rows that are chosen, and others elsewhere."""
+        """Return the rows where `chosen` is true, and those of `others` elsewhere."""
         return self._mapped(
             _once(lambda entry, other: entry if entry is other else torch.where(_like(chosen, entry), entry, other)),
             others,
         )
 
     def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
-        """Return a group with a function applied to the corresponding tensors of groups."""
+        """Return a group of the results of a function of the tensors with the same name in several groups."""
         columns = zip(vars(self).items(), *(vars(other).values() for other in others), strict=True)
         return type(self)(**{name: _applied(function, entry, *more) for (name, entry), *more in columns})
 
@@ -68,7 +68,7 @@ def _once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _applied(function: Callable[..., Tensor], entry: Any, *others: Any) -> Any:
-    """Return a function of tensors, or that of all tensors in dicts or groups."""
+    """Apply a function to tensors, or to all tensors in dicts or groups."""
     if isinstance(entry, Tensor):
         return function(entry, *others)
     if isinstance(entry, Group):

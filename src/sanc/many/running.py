@@ -83,7 +83,7 @@ _OUTPUTS = ("status", "nit", "nfev", "njev", "grad_norm", "tol", "curvature_tol"
 
 
 class RowRun:
-    """The run of all rows, which others may join later, and which goes on with rows that reached a limit.
+    """The run of all rows. Further rows may join later, and rows that reached a limit can go on.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class RowRun:
             print(file=sys.stderr)
 
     def _resume(self, ids: Tensor | None, max_trials: float) -> Rows | None:
-        """Return the unfinished rows with some numbers that are below the limit, and keep those above it."""
+        """Return the unfinished rows `ids` with at most `max_trials` trial points, and keep the others of them."""
         unfinished, self._unfinished = self._unfinished, []
         if ids is None or not unfinished:
             return None

@@ -23,8 +23,8 @@ gradients."""
 _FIRST_OUTLIERS = 100.0
 """If the first gradient norms are all this many times the next ones, they were outliers, and averaging is restarted."""
 _SINGLE_FIRST_STEPS = 2
-"""Averaged steps up to which one far smaller gradient shows that. Later it takes two in a row, since a batch may have a
-small gradient by chance."""
+"""Averaged steps within which one far smaller gradient shows that the first ones were outliers. Later it takes two in a
+row, since a batch may have a small gradient by chance."""
 _FULL_WEIGHT_NORM = 0.05
 """Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
 ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
@@ -102,7 +102,7 @@ def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None
 
 
 def _last_weight(state: State, settings: Minibatch) -> float:
-    """Return a lower bound of c near a known end of the run, as if so many steps had been made as remain; else 0.
+    """Return a lower bound of c if the end of the run is known, as if the steps made were those that remain; else 0.
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
     """

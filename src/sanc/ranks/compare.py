@@ -119,8 +119,8 @@ def claim_step(
     """Claim digests of what must agree in a step, for its first exchange to compare.
 
     The digests are those of the parameters that take part, of the options of the groups, of the values of these
-    parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only the first.
-    `due`: all parameters are compared after the step, since a state was loaded or it is the first step.
+    parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only
+    the first is sent. `due`: all parameters are compared after the step, because a state was loaded or it is the first.
     """
     parameters, options = layout.digests(groups)
     values = decisions = 0
