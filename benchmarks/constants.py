@@ -4,13 +4,13 @@
     python -m benchmarks.constants --parts samples --only OUTLIER
     python -m benchmarks.constants --quick                                # a few problems and constants, seconds
 
-There are three parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its
-long walks and NIST's fits; the table shows the problems solved and the geometric means of values and products relative
-to the default, over problems that both solve. *diagnosis*: small problems of the zoo with consistent and inconsistent
-derivatives; the table shows the correct endings. *samples*: small networks and regressions on batches, among them data
-with outliers, offsets and drift, tiny weights, an embedding, a large learning rate and a saddle; the table shows the
-geometric mean of the final training loss relative to the default over tasks and seeds, the largest such ratio, and the
-runs that fail.
+There are four parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its long
+walks and NIST's fits; the table shows the problems solved and the geometric means of values and products relative to
+the default, over problems that both solve. *bounds*: the same for the development half of benchmarks.bounded with n ≤
+400. *diagnosis*: small problems of the zoo with consistent and inconsistent derivatives; the table shows the correct
+endings. *samples*: small networks and regressions on batches, among them data with outliers, offsets and drift, tiny
+weights, an embedding, a large learning rate and a saddle; the table shows the geometric mean of the final training loss
+relative to the default over tasks and seeds, the largest such ratio, and the runs that fail.
 
 --out writes constants.json and table.md.
 """
@@ -34,6 +34,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import nn
 
 import sanc
+from benchmarks.bounded import run_one
+from benchmarks.bounded_problems import problems as bounded_problems
 from benchmarks.common import Counted, worker_pool, zoo
 from benchmarks.fits import problems as fits
 from benchmarks.reporting import command, markdown_table, number, write_results
@@ -63,6 +65,17 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.stall.STALL_LIMIT, core.convergence.STALL_LIMIT": (3, 40),
 }
 """Constants of runs on an exact objective, and two other values of each."""
+
+BOUNDS: Mapping[str, Sequence[float]] = {
+    "core.box_model._MODEL_NEWTON_STEPS": (5, 200),
+    "core.box_model._MODEL_RESIDUAL": (0.1, 1e-6),
+    "core.box_model.ARMIJO_SHARE": (1e-6, 0.1),
+    "core.box_model.MODEL_HALVINGS": (10, 100),
+    "core.box_model.SHORTER_STEP": (0.4, 0.95),
+    "core.box_model._SIGMA_INCREASE": (2.0, 16.0),
+    "core.box_model._CG_RESIDUAL": (0.1, 1e-4),
+}
+"""Constants of runs with bounds."""
 
 DIAGNOSIS: Mapping[str, Sequence[float]] = {
     "core.step_checks._COMPARED_ITERATIONS": (1, 20),
@@ -181,6 +194,13 @@ def exact_row(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     ratios = [[(found[key][kind] + 1) / (default[key][kind] + 1) for key in both] for kind in (1, 2)]
     solved = sum(run[0] for run in found.values())
     return {"solved": solved, "values": geometric_mean(ratios[0]), "products": geometric_mean(ratios[1])}
+
+
+def bounded_runs(quick: bool) -> dict[str, tuple[bool, int, int]]:
+    """Whether each problem with bounds is solved, and its values and products."""
+    chosen = [problem for problem in bounded_problems() if not problem.unseen and problem.n <= (5 if quick else 400)]
+    found = {problem.name: run_one("sanc", problem, 500, 10.0) for problem in (chosen[:4] if quick else chosen)}
+    return {name: (run["solved"], run["nfev"], run["products"]) for name, run in found.items()}
 
 
 # ---------------------------------------------------------------------- diagnosis
@@ -373,6 +393,7 @@ def chosen(constants: Mapping[str, Sequence[Any]], options: argparse.Namespace) 
 
 PARTS: Mapping[str, tuple[Any, Any, Sequence[Mapping[str, Sequence[Any]]]]] = {
     "exact": (exact_runs, exact_row, (EXACT,)),
+    "bounds": (bounded_runs, exact_row, (BOUNDS,)),
     "diagnosis": (diagnoses, diagnosis_row, (DIAGNOSIS,)),
     "samples": (sample_runs, samples_row, (SAMPLES, SETTINGS)),
 }

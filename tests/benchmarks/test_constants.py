@@ -5,7 +5,9 @@ import pytest
 from benchmarks import constants
 
 NAMED = {
-    name: values for part in (constants.EXACT, constants.DIAGNOSIS, constants.SAMPLES) for name, values in part.items()
+    name: values
+    for part in (constants.EXACT, constants.BOUNDS, constants.DIAGNOSIS, constants.SAMPLES)
+    for name, values in part.items()
 }
 
 
