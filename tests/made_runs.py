@@ -1,4 +1,4 @@
-"""Write output directories with simulated runs, in the format of the laboratory."""
+"""A small panel, and output directories with simulated runs, in the format of the laboratory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import json
 
 import numpy as np
 
+from sanc.lab.experiments import Panel
 from sanc.lab.style import BRANCHES
 
 ALL = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
+LOGISTIC = Panel(
+    "own-logistic", "own", "logistic", "breast_cancer", ("sanc", "scr", "cr", "ncd", "sgd"), {"sigma0": 1.0}
+)
 SPEED = {"sanc": 7.0, "scr": 5.0, "cr": 4.0, "crm": 4.4, "ncd": 2.6, "sgd": 2.0}
 
 

@@ -1,4 +1,4 @@
-"""The laboratory: panels, resumed runs, workers that share a directory, claims, and the command line."""
+"""The laboratory: resumed runs, workers that share a directory, and the command line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from distributed import Client
 from rich.console import Console
-from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 import made_runs
 import sanc
-from sanc.lab import claims, cli, cluster, datasets, experiments, models, runs
+from made_runs import LOGISTIC
+from sanc.lab import cli, cluster, datasets, experiments, runs
 from sanc.lab.directory import BusyError, finished, reserved
-from sanc.lab.experiments import FIGURES, Panel, RunSpec, Variant
+from sanc.lab.experiments import Panel, RunSpec, Variant
 from sanc.lab.traces import read
-
-LOGISTIC = Panel(
-    "own-logistic", "own", "logistic", "breast_cancer", ("sanc", "scr", "cr", "ncd", "sgd"), {"sigma0": 1.0}
-)
 
 
 def lines(folder):
@@ -87,78 +82,6 @@ def wait_for(process, condition, seconds=240):
         if process.poll() is not None or time.monotonic() > deadline:
             pytest.fail(f"the command ended with {process.poll()}, or hung: {kill(process)}")
         time.sleep(0.05)
-
-
-# ---------------------------------------------------------------------------------------------- experiments
-
-
-def test_the_panels_have_the_settings_of_the_paper():
-    assert {name: [panel.data for panel in panels] for name, panels in FIGURES.items()} == {
-        "fig1": ["w1a", "higgs", "ijcnn1", "covtype"],
-        "fig2a": ["w1a", "higgs"],
-        "fig2b": ["seismic", "segment"],
-        "fig2c": ["mnist", "cifar10"],
-        "fig3": ["w8a", "a9a", "covtype", "ijcnn1"],
-        "fig4": ["w8a", "a9a"],
-        "fig5": ["mnist", "cifar10"],
-    }
-    for name in ("fig1", "fig4"):
-        assert all(p.options["sigma0"] == 0.001 and p.methods == ("sanc", "scr") for p in FIGURES[name])
-    for name in ("fig2a", "fig3"):
-        assert all(
-            p.options["sigma0"] == 1.0 and {"sanc", "scr", "cr", "ncd", "sgd"} <= set(p.methods) for p in FIGURES[name]
-        )
-    for name, kind in (("fig2c", "tanh"), ("fig5", "relu")):
-        for p in FIGURES[name]:
-            assert (p.activation, p.batch, p.strength, p.methods) == (kind, 128, 0.01, ("sanc", "scr", "ncd", "sgd"))
-            assert p.options["eta1"] == 0.1 and p.options["eta2"] == 0.3
-
-
-def test_options_of_a_run_depend_on_method_data_and_preset():
-    panel = FIGURES["fig3"][2]  # covtype
-    by = {method: RunSpec(panel, method, 0).variant.options for method in panel.methods}
-    assert by["sanc"] == {"L1": 10.0, "L2": 100.0, "sigma0": 1.0}
-    assert by["cr"]["sigma0"] == 5.0 and by["sgd"] == {"lr": 0.01}
-    network = FIGURES["fig2c"][1]
-    assert RunSpec(network, "sgd", 0).variant.options == {"lr": 0.001}
-    assert RunSpec(network, "sanc", 0).variant.options["L1"] == 1000.0
-    assert panel.batch_size(2477, "paper") == 124 and panel.batch_size(2477, "authors") == 123
-    assert panel.budget(1000) == 20_000 and network.budget(1000) == 750_000
-
-
-def test_panels_are_selected_by_figure_data_and_method():
-    assert len(experiments.select(["all"])) == sum(len(panels) for panels in FIGURES.values())
-    (one,) = experiments.select(["fig3"], data=["a9a"], methods=["sanc"])
-    assert one.name == "fig3-a9a" and one.methods == ("sanc",)
-    for given, word in [
-        ((["fig9"],), "'fig9'"),
-        ((["fig1"], ["mnist"]), "'mnist'"),
-        ((["fig1"], None, ["adam"]), "'adam'"),
-    ]:
-        with pytest.raises(sanc.ArgumentError, match=word):
-            experiments.select(*given)
-
-
-def test_networks_have_the_shapes_of_the_paper():
-    cnn = models.cnn(1, 28, 10)
-    shapes = [tuple(p.shape) for p in cnn.parameters() if p.ndim > 1]
-    assert shapes == [(32, 1, 5, 5), (64, 32, 5, 5), (1000, 3136), (10, 1000)]
-    models.initialise(cnn, 0)
-    x, y = torch.rand(20, 1, 28, 28), torch.randint(0, 10, (20,))
-    assert models.training_loss(cnn, x, y, 0.01) == pytest.approx(10.4, abs=0.4)  # where the paper's curve starts
-    mlp = models.mlp(19, 7)
-    assert [tuple(p.shape) for p in mlp.parameters() if p.ndim > 1] == [(300, 19), (500, 300), (7, 500)]
-    other = models.mlp(19, 7)
-    models.initialise(mlp, 3), models.initialise(other, 3)
-    assert all(torch.equal(a, b) for a, b in zip(mlp.parameters(), other.parameters(), strict=True))
-    decays = models.groups(mlp, 0.01)
-    assert [len(g["params"]) for g in decays] == [3, 3] and [g["weight_decay"] for g in decays] == [0.01, 0.0]
-    by_hand = torch.nn.functional.cross_entropy(mlp(torch.ones(5, 19)), torch.zeros(5, dtype=torch.long))
-    by_hand = by_hand + 0.005 * sum((p**2).sum() for p in mlp.parameters() if p.ndim > 1)
-    ours = models.training_loss(mlp, torch.ones(5, 19), torch.zeros(5, dtype=torch.long), 0.01, chunk=2)
-    assert ours == pytest.approx(by_hand.item(), rel=1e-5)
-    with pytest.raises(sanc.ArgumentError, match="'gelu'"):
-        models.mlp(3, 2, "gelu")
 
 
 # ---------------------------------------------------------------------------------------------- one run
@@ -548,114 +471,7 @@ def test_an_iteration_without_a_trial_step_keeps_the_loss(tmp_path):
     assert all(a["loss"] == b["loss"] for a, b in stayed)
 
 
-# ---------------------------------------------------------------------------------------------- claims
-
-
-def test_claims_equal_values_computed_from_the_traces(tmp_path):
-    panels = [
-        replace(LOGISTIC, name="fig1-tiny", figure="fig1", methods=("sanc", "scr"), options={"sigma0": 1e-3}),
-        replace(LOGISTIC, name="fig3-tiny", figure="fig3", methods=("sanc", "scr")),
-    ]
-    for spec in experiments.specs(panels, 2, "paper", "cpu"):
-        runs.execute(spec, tmp_path)
-    found = claims.evaluate(read(tmp_path))
-    by = {(claim.panel, claim.statement.split(".")[0][:38]): claim for claim in found}
-    faster = next(c for c in found if "needs fewer calls" in c.statement)
-    traces = {(t.panel, t.method, t.seed): t for t in read(tmp_path)}
-    star = min(float(np.nanmin(t.columns["loss"])) for t in traces.values())
-    ours, theirs = (
-        [claims.calls_to(traces["fig1-tiny", method, seed], 1.05 * star) for seed in (0, 1)]
-        for method in ("sanc", "scr")
-    )
-    middle = np.median(ours)
-    assert f"{middle:,.0f}" in faster.measured or f"{middle:.4g}" in faster.measured
-    p = ttest_rel(np.log(ours), np.log(theirs), alternative="less").pvalue
-    assert (faster.holds is True) == bool(2 * p < 0.05)  # of two comparisons, in the worst case of Holm's correction
-    identical = next(c for c in found if "identical" in c.statement)
-    assert identical.panel == "fig3-tiny" and "2 runs" in identical.spread
-    rejected = next(c for c in found if "unsuccessful iterations at the start" in c.statement)
-    assert rejected.panel == "fig1-tiny"
-    assert len({c.panel for c in found}) == 2 and len(by) >= 5
-    assert all(claim.holds in (True, False, None) for claim in found)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "holds"),
-    [
-        ([1.0, 1.1, 1.2], [2.0, 2.2, 2.1], True),
-        ([2.0, 2.2, 2.1], [1.0, 1.1, 1.2], False),
-        ([1.0, 1.3, 1.11], [1.1, 1.1, 1.2], None),  # that no difference was found is no evidence of equality
-        ([1.01, 1.11, 1.2], [1.0, 1.12, 1.21], True),  # the interval lies within 1 % of the decrease, which is 8.9
-        ([1.0], [1.1], None),
-    ],
-)
-def test_the_competitive_claim_compares_runs_with_equal_seeds(ours, theirs, holds):
-    start = {"loss": np.array([10.0])}
-    methods = {
-        name: [SimpleNamespace(seed=seed, final_loss=loss, columns=start) for seed, loss in enumerate(losses)]
-        for name, losses in (("sanc", ours), ("scr", theirs[::-1]))
-    }
-    for index, trace in enumerate(methods["scr"]):  # runs are paired by seed, not by order
-        trace.seed = len(theirs) - 1 - index
-    (claim,) = claims.decided([claims._competitive("fig2b", methods, "scr")])
-    assert claim.holds is holds and "competitive" in claim.statement
-    if len(ours) > 1:
-        share = 100 / (10.0 - np.mean(theirs))
-        found = ttest_rel(np.array(ours) * share, np.array(theirs) * share).confidence_interval(0.95)
-        assert f"[{found.low:+.2f}, {found.high:+.2f}] % of the decrease" in claim.measured
-
-
-def test_verdicts_account_for_the_number_of_tests():
-    """0.03 decides alone; of two tests the smaller counts twice, and claims without a test are not counted."""
-    claim = claims.Claim("a", "b", "c", "d", None)
-    assert [found.holds for found in claims.decided([claims.Tested(claim, 0.03, 0.97)])] == [True]
-    several = [claims.Tested(claim, 0.03, 0.97), replace(claim, holds=False), claims.Tested(claim, 0.9, 0.01)]
-    assert [found.holds for found in claims.decided(several)] == [None, False, False]
-
-
-def test_runs_that_miss_the_level_are_compared_by_sign(tmp_path):
-    claim = claims.Claim("a", "b", "c", "d", None)
-    test = claims._fewer(claim, [(1.0, np.inf)] * 5 + [(np.inf, np.inf)])
-    assert test.false == pytest.approx(2.0**-5) and test.true == 1.0
-
-
-def test_panels_with_other_settings_have_no_claims(tmp_path):
-    for seed in range(2):
-        for method in ("sanc", "scr"):
-            rows = made_runs.simulate(method, seed, steps=20)
-            made_runs.write_run(tmp_path, "fig2a-w1a-by-lr", method, seed, rows, figure="fig2a-by-lr")
-    assert claims.evaluate(read(tmp_path)) == []
-
-
 # ---------------------------------------------------------------------------------------------- settings
-
-
-def test_a_setting_makes_a_variant_of_every_method_that_has_it():
-    panel = replace(LOGISTIC, name="fig2a-w1a", figure="fig2a", data="w1a")
-    (varied,) = experiments.by_settings([panel], {"eta1": [0.1, 0.4], "sigma0": [1e-5]}, "paper")
-    assert varied.name == "fig2a-w1a-by-eta1-sigma0" and varied.figure == "fig2a-by-eta1-sigma0"
-    assert varied.methods == (
-        "sanc-eta1=0.1-sigma0=1e-05", "sanc-eta1=0.4-sigma0=1e-05", "scr-eta1=0.1-sigma0=1e-05",
-        "scr-eta1=0.4-sigma0=1e-05", "cr-sigma0=1e-05", "ncd-sigma0=1e-05", "sgd-sigma0=1e-05",
-    )  # fmt: skip
-    composed = RunSpec(varied, "sanc-eta1=0.4-sigma0=1e-05", 0).variant.composed()
-    assert (composed.name, composed.acceptance.eta1, composed.sigma.sigma0, composed.escape.L1) == (
-        "sanc",
-        0.4,
-        1e-5,
-        10,
-    )
-    assert (composed.acceptance.eta2, composed.model.krylov_dim) == (0.8, 5)  # the others are the paper's
-    assert "σ0" not in runs.configuration(RunSpec(varied, varied.methods[0], 0), 10, 2, "")["subtitle"]
-
-
-def test_methods_without_a_setting_are_unchanged_and_networks_have_the_rate_of_torch():
-    mlp = next(panel for panel in FIGURES["fig2b"] if panel.data == "segment")
-    (varied,) = experiments.by_settings([mlp], {"lr": [0.01, 0.1]}, "paper")
-    assert varied.methods == ("sanc", "scr", "cr", "crm", "ncd", "sgd-lr=0.01", "sgd-lr=0.1")
-    assert RunSpec(varied, "sgd-lr=0.1", 0).variant.options == {"lr": 0.1}
-    assert RunSpec(varied, "sanc", 0).variant == RunSpec(mlp, "sanc", 0).variant
-    assert experiments.by_settings([mlp], {}, "paper") == [mlp]
 
 
 @pytest.mark.usefixtures("without_figures")
