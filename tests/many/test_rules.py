@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sanc.core import cubic as core_cubic
+from sanc.core.acceptance import is_within_cancellation, largest_term
 from sanc.core.box_model import _BoxModel, _Quadratic
 from sanc.core.consistency import estimate_gradient_rounding
 from sanc.core.escape import choose_branch
@@ -51,6 +52,20 @@ def each(*arrays):
 
 def same(rows, singles):
     np.testing.assert_allclose(rows.numpy(), np.array(singles, float), rtol=1e-12, equal_nan=True)
+
+
+def test_decreases_that_cancellation_may_hide():
+    value, norm, unit = draws(400, 20), draws(400, 21, positive=True), draws(400, 22, positive=True)
+    length = 10.0 ** np.random.default_rng(23).uniform(-3, 3, 400)
+    scale = rules.largest_term(*(torch.from_numpy(part) for part in (value, norm, length, unit)))
+    same(scale, [largest_term(*numbers) for numbers in each(value, norm, length, unit)])
+    size = np.nan_to_num(scale.numpy(), nan=1.0, posinf=1.0)
+    factors = 10.0 ** np.random.default_rng(24).uniform(-16, 0, (2, 400))
+    actual, predicted = size * factors
+    actual[::2] *= -1.0
+    hidden = rules.is_within_cancellation(torch.from_numpy(actual), torch.from_numpy(predicted), scale, 2.0**-52)
+    expected = [is_within_cancellation(*numbers, 2.0**-52) for numbers in each(actual, predicted, scale)]
+    assert hidden.tolist() == expected and 20 < sum(expected) < 380
 
 
 def test_classes_and_ratios_of_steps():

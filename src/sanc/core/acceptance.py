@@ -78,18 +78,13 @@ class RatioTest(Piece):
 
         Added to both decreases, the rounding error makes ρ tend to 1 as the change of f tends to roundoff. But f may be
         a sum of terms far larger than itself. If cancellation between such terms may exceed the decrease, a step that
-        halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount. With
-        badly scaled variables ‖B‖·length² overestimates the terms, so they are bounded by the unit of f at the first
-        point.
+        halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
         length = max(here.units.length, here.norm)
-        quadratic_terms = subspace.hessian_norm * length * length
-        f_scale = max(abs(value_at_x), min(quadratic_terms, here.units.value))
-        within_cancellation = (
-            abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and step.decrease <= math.sqrt(eps) * f_scale
-        )
-        if within_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
+        f_scale = largest_term(value_at_x, subspace.hessian_norm, length, here.units.value)
+        hidden = is_within_cancellation(actual, step.decrease, f_scale, eps)
+        if hidden and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
             if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
@@ -113,6 +108,19 @@ class RatioTest(Piece):
             verdict, sigma, rho = self._test(here, longer, here.objective - trial_value)
             decision = _accepted(verdict, sigma, rho, longer, trial, trial_value, decision.note, count)
         return decision
+
+
+def largest_term(value: float, hessian_norm: float, length: float, unit_value: float) -> float:
+    """Return an estimate of the largest term that f is a sum of.
+
+    With badly scaled variables ‖B‖·length² overestimates it, so it is bounded by the unit of f at the first point.
+    """
+    return max(abs(value), min(hessian_norm * length * length, unit_value))
+
+
+def is_within_cancellation(actual: float, predicted: float, f_scale: float, eps: float) -> bool:
+    """Whether cancellation between terms of this size may hide the decrease of f."""
+    return abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and predicted <= math.sqrt(eps) * f_scale
 
 
 def _accepted(

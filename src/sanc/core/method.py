@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.model import CubicModel
-from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, required_members
+from sanc.core.pieces import Acceptance, Escape, Model, SampleSettings, SigmaSettings, required_members
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.errors import ArgumentTypeError, shown
@@ -19,7 +19,7 @@ _REQUIRED = {
     "acceptance": (required_members(Acceptance), "sanc.RatioTest()"),
     "escape": (required_members(Escape), "sanc.CheckedEscape() or sanc.PaperEscape()"),
     "sigma": (required_members(SigmaSettings), "sanc.SigmaUpdate(), or set the option sigma0"),
-    "minibatch": (("metric", "step", "average", "curvature", "noise"), "sanc.Minibatch(), or None"),
+    "minibatch": (required_members(SampleSettings), "sanc.Minibatch(), or None"),
 }
 """The members that each piece must have, and an example for the message."""
 
@@ -40,7 +40,7 @@ class Method(Piece):
         Ends an iteration whose cubic steps were rejected.
     sigma : SigmaSettings
         The initial σ, and the rule by which it changes.
-    minibatch : Minibatch or None
+    minibatch : SampleSettings or None
         How steps on samples are made once batches disagree. None: every sample is treated as the objective, and every
         step builds a Krylov space, as in the paper.
     exact : bool
@@ -58,7 +58,7 @@ class Method(Piece):
     acceptance: Acceptance = field(default_factory=RatioTest)
     escape: Escape = field(default_factory=PaperEscape)
     sigma: SigmaSettings = field(default_factory=SigmaUpdate)
-    minibatch: Any = None
+    minibatch: SampleSettings | None = None
     exact: bool = False
     epsilon_s: float = setting(1e-8, NOT_NEGATIVE)
     sampling: Literal["uniform", "buffered"] = "uniform"

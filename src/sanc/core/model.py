@@ -138,6 +138,11 @@ class KrylovModel(Piece):
         Keep the basis, or compute it again in a second pass, which stores three vectors for any J.
     epsilon, epsilon_g : float
         ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
+
+    Subclasses may set what is no option: `first_sigma_factor`, the initial σ in its unit if it is measured, and
+    `tries_longer_steps`, whether a step of an untested σ is followed by longer ones while f decreases by more than
+    predicted. A `CubicModel` also has `limits_newton_steps`, whether the norm of the first step is limited even if σ
+    does not determine it.
     """
 
     krylov_dim: int | None = setting(5, AT_LEAST_ONE)
@@ -149,7 +154,7 @@ class KrylovModel(Piece):
     proposes = False
     needs_products = True
     resolves = 0
-    first_sigma = FIRST_SIGMA
+    first_sigma_factor = FIRST_SIGMA
     tries_longer_steps = True
 
     def without_effect(self) -> Mapping[str, str]:
@@ -441,7 +446,7 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_untes
     if units.length:
         return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_untested)
     units = here.measure_units(product_norm)
-    sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma)
+    sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_factor)
     max_step_norm = model.max_step_norm(here, units)
     return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
 

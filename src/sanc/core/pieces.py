@@ -196,6 +196,35 @@ class Escape(Protocol):
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision: ...
 
 
+class SampleSettings(Protocol):
+    """How steps on samples are made once batches disagree; `sanc.Minibatch` is one.
+
+    The iteration on samples reads it; that of one objective only asks whether there is one.
+
+    Attributes
+    ----------
+    metric : object
+        The metric of averaged steps.
+    step, average : object
+        Settings of their size, and of the average.
+    curvature : bool
+        Whether second-order steps are made while batches agree.
+    noise : float
+        How far the losses of two batches may differ that agree, relative to the decrease of the last step.
+    """
+
+    @property
+    def metric(self) -> Any: ...
+    @property
+    def step(self) -> Any: ...
+    @property
+    def average(self) -> Any: ...
+    @property
+    def curvature(self) -> bool: ...
+    @property
+    def noise(self) -> float: ...
+
+
 class SigmaSettings(Protocol):
     """2.6: the initial σ, and the rule by which it changes; `sanc.SigmaUpdate` is one."""
 

@@ -130,7 +130,7 @@ class SigmaRule:
     exact: bool = False
 
     @property
-    def _min_factor(self) -> float:
+    def min_factor(self) -> float:
         """The smallest factor on σ after one step."""
         return MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
 
@@ -146,7 +146,7 @@ class SigmaRule:
         """Return σ after a trial step (2.6)."""
         sigma, verdict = trial.sigma, trial.verdict
         if self.interpolates:
-            ray = Ray.from_step(sigma, trial.predicted, trial.step_norm, self._min_factor)
+            ray = Ray.from_step(sigma, trial.predicted, trial.step_norm, self.min_factor)
             if ray is not None:
                 return self.bounded(interpolated_sigma(ray, trial))
             return sigma if verdict.accepted else self.after_failure(sigma)
@@ -162,7 +162,7 @@ class SigmaRule:
         A negative derivative shows that the step was too short. The next step may reach the zero of the derivative,
         extrapolated from both ends.
         """
-        ray = Ray.from_step(tried_sigma, predicted, step_norm, self._min_factor)
+        ray = Ray.from_step(tried_sigma, predicted, step_norm, self.min_factor)
         if ray is None or not end_derivative < 0.0:
             return sigma
         start_derivative = ray.derivative

@@ -31,7 +31,7 @@ class GaussNewtonRule(SigmaRule):
     def after_trial(self, trial: Trial) -> float:
         """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
         if trial.verdict is Verdict.VERY_SUCCESSFUL:
-            return self.bounded(self._min_factor * trial.sigma)
+            return self.bounded(self.min_factor * trial.sigma)
         return SigmaRule.after_trial(self, trial)
 
 
@@ -46,7 +46,7 @@ class GaussNewtonSigma(SigmaUpdate):
 class JacobianModel(DenseModel):
     """Minimises the cubic model in the whole space if the oracle knows its eigenbasis; otherwise in a Krylov space."""
 
-    first_sigma = FIRST_SIGMA_FACTOR * FIRST_SIGMA
+    first_sigma_factor = FIRST_SIGMA_FACTOR * FIRST_SIGMA
     tries_longer_steps = False
     limits_newton_steps = True
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import CANCELLATION_ERRORS, DECIDING_REDUCTION, WORTHWHILE_GROWTH
+from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounds import Box
 from sanc.core.box_model import SHORTER_STEP
 from sanc.core.escape import HALVINGS
@@ -117,16 +117,15 @@ class ManyIteration:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
         length = torch.maximum(rows.unit_length, rows.x_norm)
-        quadratic_terms = rows.spectra.hessian_norm * length * length
-        f_scale = torch.maximum(rows.point.value.abs(), torch.minimum(quadratic_terms, rows.unit_value))
-        within_cancellation = (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= eps**0.5 * f_scale)
-        within_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
-        places = torch.nonzero(within_cancellation).reshape(-1)
+        f_scale = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length, rows.unit_value)
+        hidden = rules.is_within_cancellation(actual, predicted, f_scale, eps)
+        hidden &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
+        places = torch.nonzero(hidden).reshape(-1)
         if len(places) == 0:
             return actual
         trial = rows.trial.x[places]
         g = self.problem.gradients(trial, rows.ids[places]) * rows.scale[places]
-        rows.njev = rows.njev + within_cancellation
+        rows.njev = rows.njev + hidden
         if rows.lower is not None and rows.upper is not None:
             g = g * Box(rows.lower[places], rows.upper[places]).free(trial, g)
         halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[places]

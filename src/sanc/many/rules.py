@@ -6,13 +6,14 @@ from the same constants. tests/many compares them, row by row.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import LONGER_STEP_RHO
+from sanc.core.acceptance import CANCELLATION_ERRORS, LONGER_STEP_RHO
 from sanc.core.escape import FALLBACK_LIPSCHITZ
 from sanc.core.sigma import (
     MAX_GROWTH_FACTOR,
@@ -53,6 +54,16 @@ def ratio(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
     """Return ρ of each step; NaN if it is not defined (`sanc.core.ratio`)."""
     valid = actual.isfinite() & predicted.isfinite() & (predicted + rounding > 0.0)
     return torch.where(valid, (actual + rounding) / (predicted + rounding), torch.nan)
+
+
+def largest_term(value: Tensor, hessian_norm: Tensor, length: Tensor, unit_value: Tensor) -> Tensor:
+    """Return the size of the largest term of each f (`sanc.core.acceptance.largest_term`)."""
+    return torch.maximum(value.abs(), torch.minimum(hessian_norm * length * length, unit_value))
+
+
+def is_within_cancellation(actual: Tensor, predicted: Tensor, f_scale: Tensor, eps: float) -> Tensor:
+    """Return where cancellation may hide the decrease of f (`sanc.core.acceptance.is_within_cancellation`)."""
+    return (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= math.sqrt(eps) * f_scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -103,8 +103,7 @@ class MinibatchIteration:
         self, method: Method, seed: int, create_preconditioner: CreatePreconditioner = _create_on_one_process
     ) -> None:
         assert method.minibatch is not None
-        settings: Minibatch = method.minibatch
-        self.method, self.settings = method, settings
+        self.method, self.settings = method, cast("Minibatch", method.minibatch)
         self.second_order = Iteration(method, seed, one_sample=True)
         self._state = State(seed, averaged=not self.settings.curvature)
         self._unread: _UnreadStep | None = None
@@ -146,12 +145,13 @@ class MinibatchIteration:
 
         `start` is not used: the iteration on samples chooses the start of Lanczos itself.
         """
-        clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.state
+        clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.snapshot()
         self.has_returned, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
-            self.state, self.second_order.state, self._unread = saved_state, saved_second_order, None
+            self.state, self._unread = saved_state, None
+            self.second_order.roll_back(saved_second_order)
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
         self._update_state(iteration=saved_state.iteration + 1, seconds=seconds)
@@ -202,7 +202,7 @@ class MinibatchIteration:
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""
         state, second_order = self.state, self.second_order
-        second_order.state = replace(second_order.state, iteration=state.iteration)
+        second_order.replace_numbers(iteration=state.iteration)
         point, record = second_order.iterate(x, oracle, start)
         moved = point is not x
         self._update_state(
@@ -241,7 +241,7 @@ class MinibatchIteration:
         Lanczos starts at a random vector. The step has to pass the ratio test, and is accepted if more than half of its
         predicted decrease is along negative curvature. None: no step was made.
         """
-        state, saved_second_order = self.state, self.second_order.state
+        state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
         if not can_probe or state.steps < _FIRST_PROBE << state.probes:
             return None
@@ -254,7 +254,7 @@ class MinibatchIteration:
         if point is not x and record.curvature_share > _ESCAPE_SHARE:
             self._update_state(offset=None, x_norm_square=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
-        self.second_order.state = saved_second_order
+        self.second_order.roll_back(saved_second_order)
         return None
 
     # ------------------------------------------------------------------ the averaged phase
@@ -574,12 +574,14 @@ class MinibatchIteration:
 
         The values in the tensors of the preconditioner are not part of it.
         """
-        return self.state, self.second_order.state, self._preconditioner, self._saved_tensors, self._cached_steps
+        numbers = self.state, self.second_order.snapshot()
+        return *numbers, self._preconditioner, self._saved_tensors, self._cached_steps
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
         self._unread = None
-        self.state, self.second_order.state, self._preconditioner, self._saved_tensors, self._cached_steps = snapshot
+        self.state, second_order, self._preconditioner, self._saved_tensors, self._cached_steps = snapshot
+        self.second_order.roll_back(second_order)
 
     def rearrange(
         self,

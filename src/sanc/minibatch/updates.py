@@ -34,26 +34,6 @@ _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
 
 
-_FIELDS_OF_AVERAGE = (
-    "steps",
-    "last_extension",
-    "nonfinite_batches",
-    "weight_sum",
-    "grad_norm_mean_square",
-    "largest_grad_norm",
-    "smallest_grad_norm",
-    "far_smaller_gradients",
-    "distance",
-    "step_norm_sum",
-    "offset_norm",
-    "distance_numerator",
-    "loss_mean",
-    "offset",
-    "joined_at",
-)
-"""Fields of the state that have their initial values again when averaging is restarted."""
-
-
 def updates_distance(state: State) -> bool:
     """Whether the next step updates the distance bound."""
     return state.steps < watch.WARM_STEPS or state.steps % _DISTANCE_INTERVAL == 0
@@ -139,7 +119,7 @@ def _is_far_smaller(state: State, norm: float) -> bool:
 
 def changes_by_restart() -> dict[str, Any]:
     """Return the fields of the state that change when averaging is restarted, with their initial values."""
-    return {item.name: item.default for item in fields(State) if item.name in _FIELDS_OF_AVERAGE}
+    return {item.name: item.default for item in fields(State) if "of_average" in item.metadata}
 
 
 def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
