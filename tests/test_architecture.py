@@ -415,7 +415,8 @@ NO_ROW = {
 def is_numeric(value):
     """Whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
     parts = [part for entry in getattr(value, "values", [value]) for part in ast.walk(entry)]
-    numbers = [isinstance(part.value, int | float) for part in parts if isinstance(part, ast.Constant)]
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
     return bool(numbers) and all(numbers) and not any(isinstance(part, ast.Call) for part in parts)
 
 
