@@ -38,7 +38,7 @@ TARGET = 0.528
 """Target loss of the MLP."""
 EXACT: Mapping[str, dict[str, Any]] = {
     "default": {},
-    "no second solve after a rejection": {"resolves": 0},
+    "no second solve after a rejection": {"max_resolves": 0},
     "σ by the paper's rule": {"sigma_rule": "paper"},
     "no bound on the first step": {"first_radius": None},
     "no allowance for roundoff": {"rounding_guard": False},

@@ -222,8 +222,8 @@ def measure(name: str, rows: int, size: int) -> dict[str, Any]:
         "lambda_max": truth.lambda_max,
         "errors": [abs(found.lambda_min - truth.lambda_min) / norm, abs(found.lambda_max - truth.lambda_max) / norm],
         "bounds hold": bool(
-            found.lower_bound <= truth.lambda_min + found.rounding
-            and found.upper_bound >= truth.lambda_max - found.rounding
+            found.lower_bound <= truth.lambda_min + found.ritz_error
+            and found.upper_bound >= truth.lambda_max - found.ritz_error
         ),
         "products": found.products,
         "bare products": bare_products(truth),

@@ -85,7 +85,7 @@ MEASUREMENTS = 100
 class CurvatureAlone(sanc.PaperEscape):
     """Steps along negative curvature wherever there is any, and stays elsewhere."""
 
-    def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[sanc.Branch, float]:
+    def choose(self, ritz_value: float, grad_norm: float, *, model_proposes: bool) -> tuple[sanc.Branch, float]:
         """Return the branch and its step size."""
         if ritz_value < 0:
             return sanc.Branch.CURVATURE, -2 * ritz_value / self.L2

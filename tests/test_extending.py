@@ -166,7 +166,7 @@ class NewtonOrNothing:
 
     needs_products = False
 
-    def __call__(self, here, subspace, sigma, *, without_model):
+    def __call__(self, here, subspace, sigma, *, model_proposes):
         return sanc.Decision(here.sigma_rule.after_failure(sigma), note="stayed on purpose", zero_step=True)
 
 
@@ -188,7 +188,7 @@ def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_sp
     x0 = np.linspace(-1.2, 1.3, n)
     given = {"jac": rosen_der, "hess": rosen_hess, "certify": False, "max_iter": 12}
     dense = sanc.Method(name="dense", model=pieces.DenseModel(), escape=sanc.CheckedEscape())
-    krylov = sanc.Method(name="full", model=sanc.CubicModel(krylov_dim=n, epsilon=1e-14, resolves=5),
+    krylov = sanc.Method(name="full", model=sanc.CubicModel(krylov_dim=n, epsilon=1e-14, max_resolves=5),
                          escape=sanc.CheckedEscape())  # fmt: skip
     found, expected = (sanc.minimize(rosen, x0, method=method, **given) for method in (dense, krylov))
     assert found.x == pytest.approx(expected.x, abs=1e-6)
@@ -252,7 +252,7 @@ class BareModel:
 
     proposes = property(lambda self: self.inner.proposes)
     needs_products = property(lambda self: self.inner.needs_products)
-    resolves = property(lambda self: self.inner.resolves)
+    max_resolves = property(lambda self: self.inner.max_resolves)
 
     def build(self, here):
         return BareSubspace(self.inner.build(here), self.used)
@@ -260,8 +260,8 @@ class BareModel:
     def propose(self, here, subspace, sigma):
         return self.inner.propose(here, subspace._inner, sigma)
 
-    def charge(self, here, dim):
-        return self.inner.charge(here, dim)
+    def paper_products(self, here, dim):
+        return self.inner.paper_products(here, dim)
 
 
 def rosen_product(x, v):
@@ -316,7 +316,7 @@ class SecantModel:
     page: ModuleType
     curvature: float = 10.0
 
-    proposes, needs_products, resolves = True, False, 10
+    proposes, needs_products, max_resolves = True, False, 10
 
     def build(self, here):
         spectrum, basis = Spectrum(np.array([self.curvature]), np.eye(1)), here.g[:, None] / here.grad_norm
@@ -326,7 +326,7 @@ class SecantModel:
     def propose(self, here, subspace, sigma):
         return solve_cubic(subspace.spectrum, subspace.gradient, sigma)
 
-    def charge(self, here, dim):
+    def paper_products(self, here, dim):
         return 0
 
 
@@ -413,7 +413,7 @@ def test_the_initial_rule_for_sigma_has_the_settings_of_the_method():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("model", {"build", "propose", "charge", "proposes", "needs_products", "resolves"}),
+        ("model", {"build", "propose", "paper_products", "proposes", "needs_products", "max_resolves"}),
         ("escape", {"needs_products"}),
         ("sigma", {"rule"}),
         ("minibatch", {item.name for item in fields(sanc.Minibatch)}),
@@ -593,7 +593,7 @@ def test_what_a_subspace_lacks_is_named(pieces):
         def build(self, here):
             return Incomplete()
 
-    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no sigma_untested, units, .*: return an object"):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no sigma_unconfirmed, units, .*: return an object"):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, model=Model())
 
 

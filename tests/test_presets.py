@@ -161,7 +161,7 @@ def test_settings_of_the_iteration_on_samples():
         ("paper", {"eta2": 0.1}, ["eta2 = 0.1", "above eta1"]),
         ("paper", {"rounding_guard": 1}, ["rounding_guard = 1", "True or False"]),
         ("paper", {"krylov_stop": "forced"}, ["krylov_stop = 'forced'", "choose from forcing, paper"]),
-        ("paper", {"resolves": 1.5}, ["resolves = 1.5", "an integer"]),
+        ("paper", {"max_resolves": 1.5}, ["max_resolves = 1.5", "an integer"]),
         ("paper", {"L1": float("nan")}, ["L1 = nan", "a number"]),
         ("paper", {"sigma_ceiling": 1e-3, "sigma_floor": 1e-2}, ["sigma_ceiling", "above 0.01"]),
     ],

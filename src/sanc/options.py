@@ -37,7 +37,7 @@ class OptimizerOptions(TypedDict, total=False):
     lanczos: Literal["store", "regenerate"]
     epsilon: float
     epsilon_g: float | None
-    resolves: int
+    max_resolves: int
     first_radius: float | None
     # acceptance
     eta1: float

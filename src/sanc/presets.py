@@ -25,7 +25,7 @@ from sanc.options import MinimizeOptions
 PRESETS: Mapping[str, Method] = {
     "paper": Method(),
     "robust": Method(
-        model=CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, resolves=12),
+        model=CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, max_resolves=12),
         acceptance=RatioTest(eta1=0.1, eta2=0.75, rounding_guard=True),
         escape=CheckedEscape(),
         sigma=SigmaUpdate(sigma0=None, sigma_floor=1e-290, sigma_ceiling=1e290, sigma_rule="interpolate"),
@@ -43,7 +43,7 @@ def _with_fixed_sigma(preset: Method, name: str, **pieces: Any) -> Method:
     """Return a member of the family with a fixed σ: it neither re-solves after a rejection nor limits the step norm."""
     model = preset.model
     if isinstance(model, CubicModel):
-        model = replace(model, resolves=0, first_radius=None)
+        model = replace(model, max_resolves=0, first_radius=None)
     return replace(preset, **{"name": name, "model": model, "escape": Stay(), "minibatch": None, **pieces})
 
 

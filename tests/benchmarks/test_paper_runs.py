@@ -36,7 +36,7 @@ def run(final: float, losses: list[float] | None = None, **key: Any) -> paper_ru
 class WithoutCurvature(sanc.PaperEscape):
     """The rule of the paper without its branch of negative curvature."""
 
-    def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[sanc.Branch, float]:
+    def choose(self, ritz_value: float, grad_norm: float, *, model_proposes: bool) -> tuple[sanc.Branch, float]:
         return sanc.Branch.GRADIENT, 1.0 / self.L1
 
 
@@ -61,8 +61,8 @@ def test_the_variants_differ_in_what_follows_a_rejection() -> None:
 
 def test_curvature_alone_steps_wherever_the_ritz_value_is_negative() -> None:
     escape = rejections.CurvatureAlone(L1=10.0, L2=4.0)
-    assert escape.choose(-0.5, 100.0, without_model=False) == (sanc.Branch.CURVATURE, 0.25)
-    assert escape.choose(0.0, 100.0, without_model=False)[0] is sanc.Branch.STAYED
+    assert escape.choose(-0.5, 100.0, model_proposes=True) == (sanc.Branch.CURVATURE, 0.25)
+    assert escape.choose(0.0, 100.0, model_proposes=True)[0] is sanc.Branch.STAYED
 
 
 def test_no_step_of_the_paper_leaves_the_saddle_of_the_autoencoder() -> None:

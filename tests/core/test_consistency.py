@@ -167,7 +167,7 @@ def test_inaccurate_products_widen_the_bound_and_contradict_nothing(products, se
     result = sanc.minimize(f, np.zeros(n), jac=g, hessp=products(H, g))
     lowest = np.linalg.eigvalsh(H + np.diag(3 * result.x**2))[0]
     assert result.status is Status.SECOND_ORDER and np.linalg.norm(g(result.x)) <= 1e-8
-    assert result.certificate.lower_bound <= lowest <= result.certificate.lambda_min + result.certificate.rounding
+    assert result.certificate.lower_bound <= lowest <= result.certificate.lambda_min + result.certificate.ritz_error
 
 
 def test_inaccurate_products_of_a_wrong_hessian_are_detected():

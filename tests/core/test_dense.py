@@ -80,7 +80,7 @@ def test_newtons_step_is_doubled_while_f_decreases_by_more_than_predicted(rng):
     problem = logistic(rng, scale=4.0)
     found = sanc.minimize(problem, np.zeros(6), model=MODEL)
     doubled = [record for record in found.history if record.trials > 1 and record.rho > 1.2]
-    plain = sanc.minimize(problem, np.zeros(6), model=MODEL, resolves=0)  # no further trial points
+    plain = sanc.minimize(problem, np.zeros(6), model=MODEL, max_resolves=0)  # no further trial points
     assert doubled and found.nit < plain.nit
     assert found.fun == pytest.approx(plain.fun, abs=1e-12)
 

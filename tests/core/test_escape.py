@@ -19,7 +19,7 @@ def test_the_paper_makes_the_step_of_the_larger_predicted_decrease(seed):
     rng = np.random.default_rng(seed)
     lam, g = rng.standard_normal() * 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-4, 1)
     L1, L2, eps = 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-5, -1)
-    branch, length = PaperEscape(L1=L1, L2=L2, epsilon=eps).choose(lam, g, without_model=False)
+    branch, length = PaperEscape(L1=L1, L2=L2, epsilon=eps).choose(lam, g, model_proposes=True)
     curvature, gradient = predicted_decreases(lam, g, L1, L2, eps, eps / 4)
     if lam < 0 and curvature > gradient:
         assert branch is Branch.CURVATURE and length == pytest.approx(2 * abs(lam) / L2)
@@ -30,17 +30,17 @@ def test_the_paper_makes_the_step_of_the_larger_predicted_decrease(seed):
 def test_curvature_is_never_followed_uphill():
     """Without the guard, ‖g‖ < 2ε_g makes the gradient's prediction negative and an uphill curvature step would win."""
     rule = PaperEscape(epsilon=1e-2, epsilon_g=1.0)
-    assert rule.choose(+0.5, 1e-3, without_model=False)[0] is Branch.GRADIENT
-    assert rule.choose(0.0, 1e-3, without_model=False)[0] is Branch.GRADIENT
+    assert rule.choose(+0.5, 1e-3, model_proposes=True)[0] is Branch.GRADIENT
+    assert rule.choose(0.0, 1e-3, model_proposes=True)[0] is Branch.GRADIENT
 
 
 def test_the_authors_stay_above_minus_epsilon():
     rule = AuthorsEscape()
-    assert rule.choose(-0.5e-4, 1.0, without_model=False)[0] is Branch.STAYED
-    assert rule.choose(+1.0, 1.0, without_model=False)[0] is Branch.STAYED
-    assert rule.choose(-1.0, 10.0, without_model=False)[0] is Branch.GRADIENT
-    assert rule.choose(-1.0, 1e-3, without_model=False)[0] is Branch.CURVATURE
-    assert rule.choose(+1.0, 1.0, without_model=True)[0] is Branch.GRADIENT
+    assert rule.choose(-0.5e-4, 1.0, model_proposes=True)[0] is Branch.STAYED
+    assert rule.choose(+1.0, 1.0, model_proposes=True)[0] is Branch.STAYED
+    assert rule.choose(-1.0, 10.0, model_proposes=True)[0] is Branch.GRADIENT
+    assert rule.choose(-1.0, 1e-3, model_proposes=True)[0] is Branch.CURVATURE
+    assert rule.choose(+1.0, 1.0, model_proposes=False)[0] is Branch.GRADIENT
 
 
 def test_the_authors_do_not_square_epsilon_g():
@@ -51,5 +51,5 @@ def test_the_authors_do_not_square_epsilon_g():
     _, plain = predicted_decreases(lam, 0.8, L1, L2, eps, eps / 4, power=1)
     assert plain < curvature < squared
     settings = {"L1": L1, "L2": L2, "epsilon": eps}
-    assert PaperEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.GRADIENT
-    assert AuthorsEscape(**settings).choose(lam, 0.8, without_model=False)[0] is Branch.CURVATURE
+    assert PaperEscape(**settings).choose(lam, 0.8, model_proposes=True)[0] is Branch.GRADIENT
+    assert AuthorsEscape(**settings).choose(lam, 0.8, model_proposes=True)[0] is Branch.CURVATURE

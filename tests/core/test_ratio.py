@@ -34,5 +34,5 @@ def test_a_zero_prediction_never_divides():
 
 
 def test_the_rounding_error_of_f_makes_the_ratio_of_two_roundings_one():
-    assert classify(-1e-17, 1e-18, 0.1, 0.75, rounding=1e-14) is Verdict.VERY_SUCCESSFUL
-    assert classify(-1e-17, 1e-18, 0.1, 0.75, rounding=0.0) is Verdict.UNSUCCESSFUL
+    assert classify(-1e-17, 1e-18, 0.1, 0.75, value_rounding=1e-14) is Verdict.VERY_SUCCESSFUL
+    assert classify(-1e-17, 1e-18, 0.1, 0.75, value_rounding=0.0) is Verdict.UNSUCCESSFUL

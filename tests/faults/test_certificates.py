@@ -57,7 +57,7 @@ def test_the_rate_of_false_certificates(family, dtype, tally):
             )  # fmt: skip
             false += cert.second_order and lowest < 0
             outside += cert.lower_bound > lowest
-            if cert.lambda_min + cert.rounding < lowest * (1 + 1e-5) or (cert.saddle and lowest >= 0):
+            if cert.lambda_min + cert.ritz_error < lowest * (1 + 1e-5) or (cert.saddle and lowest >= 0):
                 failures.append((number, seed, "a Ritz value below the spectrum"))
         if false > allowed or outside > allowed:
             failures.append((number, false, outside))

@@ -156,7 +156,7 @@ def test_the_correction_removes_the_second_order_term():
     subspace, x, s, a, mu = next(entry for entry in recorded if entry[3] is not None)
     oracle, j, scale = subspace.oracle, subspace.jacobian.matrix.numpy(), subspace.oracle.scale
     h = 0.1
-    second = (oracle.residuals((x + h * s) * scale) - subspace.found.r - h * (j @ (s * scale))) * 2.0 / h**2
+    second = (oracle.residuals((x + h * s) * scale) - subspace.evaluation.r - h * (j @ (s * scale))) * 2.0 / h**2
     columns = j * scale
     expected = -0.5 * np.linalg.solve(columns.T @ columns + mu * np.eye(len(s)), columns.T @ second)
     assert np.allclose(a, expected, rtol=1e-5, atol=1e-8 * np.linalg.norm(expected))

@@ -331,7 +331,7 @@ def test_the_certificate_of_a_function_whose_squares_leave_the_range(n, scale):
         hessp=lambda x, v: scale * d * v, eps=1e-3 * scale,
     )  # fmt: skip
     assert result.second_order and not result.saddle
-    assert result.lower_bound <= scale <= (result.lambda_min + result.rounding) * (1 + 1e-3)
+    assert result.lower_bound <= scale <= (result.lambda_min + result.ritz_error) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("size", [1e8, 1e10, 1e12])

@@ -77,7 +77,7 @@ def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():
     for _ in range(4):
         rng.standard_normal(60)
     x0 = 30 * rng.standard_normal(60)
-    options = {"method": "arc", "max_iter": 25, "eta1": 0.95, "eta2": 0.975, "resolves": 2, "sigma0": 1e-6}
+    options = {"method": "arc", "max_iter": 25, "eta1": 0.95, "eta2": 0.975, "max_resolves": 2, "sigma0": 1e-6}
     states, stayed = [], []
 
     def keep(intermediate_result):

@@ -244,7 +244,7 @@ def test_the_first_step_along_negative_curvature_is_short() -> None:
         free = np.inf
         for radius, within in ((None, False), (1.0, True), (0.1, True)):
             result = sanc.minimize(
-                problem.fun, zoo.tensor(problem.x0), max_iter=1, certify=False, first_radius=radius, resolves=0
+                problem.fun, zoo.tensor(problem.x0), max_iter=1, certify=False, first_radius=radius, max_resolves=0
             )
             first = result.history[0]
             assert first.ritz_value < 0

@@ -1,7 +1,7 @@
 """Master values: float32 values of parameters that are stored in bfloat16 or float16.
 
 The steps of an optimiser are far shorter than the distance between two numbers of such a type, so that most of them
-would be lost if they were added to the parameters themselves. The vectors of the optimiser are therefore float32, and
+would be rounded away if they were added to the parameters. The vectors of the optimiser are therefore float32, and
 the parameters hold them rounded to the nearest number of their type.
 """
 

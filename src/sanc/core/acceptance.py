@@ -17,9 +17,9 @@ from sanc.errors import is_number, require
 LONGER_STEP_RHO = 1.2
 """ρ above which the model underestimates the decrease, so that a longer step is tried."""
 DECIDING_REDUCTION = 0.5
-"""If roundoff hides the change of f, a step that reduces the gradient norm by this factor is accepted."""
+"""If the change of f is below roundoff, a step that reduces the gradient norm by this factor is accepted."""
 WORTHWHILE_GROWTH = 2.0
-"""Smallest factor between the norms of a longer step and the last one: less than a doubling is not worth a value."""
+"""A longer step is evaluated only if its norm is at least this many times that of the last step."""
 CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
@@ -53,23 +53,31 @@ class RatioTest(Piece):
         """Form ρ, and accept or reject the step."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
-        actual, rounding, note = value_at_x - trial_value, 0.0, ""
+        actual, value_rounding, note = value_at_x - trial_value, 0.0, ""
         if self.rounding_guard:
-            actual, rounding, note = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
-        verdict, sigma, rho = self._test(here, step, actual, rounding)
+            actual, value_rounding, note = self._guarded_decrease(
+                here, subspace, actual, step, trial, first=trials == 0
+            )
+        verdict, sigma, rho = self._test(here, step, actual, value_rounding)
         if not verdict.accepted:
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
             return Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step, note=note)
         decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
-        if subspace.sigma_untested:
+        if subspace.sigma_unconfirmed:
             decision = self._with_longer_steps(here, subspace, decision, trials)
-        return _with_next_gradient(here, decision, verdict) if here.sigma_rule.interpolates and here.ahead else decision
+        return (
+            _with_next_gradient(here, decision, verdict)
+            if here.sigma_rule.interpolates and here.evaluates_next_gradient
+            else decision
+        )
 
-    def _test(self, here: Point, step: CubicStep, actual: float, rounding: float = 0.0) -> tuple[Verdict, float, float]:
+    def _test(
+        self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0
+    ) -> tuple[Verdict, float, float]:
         """Return the class of a step, the next σ, and ρ."""
-        verdict = classify(actual, step.decrease, self.eta1, self.eta2, rounding)
-        tested = Trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, rounding)
-        return verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, rounding)
+        verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
+        tested = Trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
+        return verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding)
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
@@ -81,10 +89,10 @@ class RatioTest(Piece):
         halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
-        length = max(here.units.length, here.norm)
-        f_scale = largest_term(value_at_x, subspace.hessian_norm, length, here.units.value)
-        hidden = is_within_cancellation(actual, step.decrease, f_scale, eps)
-        if hidden and actual < self.eta1 * step.decrease and first and here.oracle.exact:
+        length_scale = max(here.units.length, here.norm)
+        f_scale = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
+        below_cancellation = is_within_cancellation(actual, step.decrease, f_scale, eps)
+        if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
             if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
                 note, actual = Note.GRADIENT_DECIDED, step.decrease
@@ -93,14 +101,15 @@ class RatioTest(Piece):
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Try steps of smaller σ in the same subspace while f decreases by more than the model predicts.
 
-        Used only if `Subspace.sigma_untested`. A longer step is accepted if f is lower than at the step before. ρ then
-        determines its branch and the next σ only, so that it may be below η1.
+        Used only if `Subspace.sigma_unconfirmed`. A longer step is accepted if it lowers f further, even if ρ < η1. Its
+        ρ sets only the branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
             if longer is None or longer.norm < WORTHWHILE_GROWTH * decision.step_norm:
                 break
             trial = subspace.trial_point(here.x, longer)
+            subspace.release()
             trial_value = here.evaluate(trial)
             count = decision.trials + 1
             if not -math.inf < trial_value < decision.trial_value:
@@ -110,16 +119,17 @@ class RatioTest(Piece):
         return decision
 
 
-def largest_term(value: float, hessian_norm: float, length: float, unit_value: float) -> float:
+def largest_term(value: float, hessian_norm: float, length_scale: float, unit_value: float) -> float:
     """Return an estimate of the largest term that f is a sum of.
 
-    With badly scaled variables ‖B‖·length² overestimates it, so it is bounded by the unit of f at the first point.
+    With badly scaled variables ‖B‖ℓ² with the length scale ℓ overestimates it, so it is bounded by the unit of f at the
+    first point.
     """
-    return max(abs(value), min(hessian_norm * length * length, unit_value))
+    return max(abs(value), min(hessian_norm * length_scale * length_scale, unit_value))
 
 
 def is_within_cancellation(actual: float, predicted: float, f_scale: float, eps: float) -> bool:
-    """Whether cancellation between terms of this size may hide the decrease of f."""
+    """Whether the decrease of f is below the cancellation error of terms of this size."""
     return abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and predicted <= math.sqrt(eps) * f_scale
 
 

@@ -165,7 +165,7 @@ class FaceOracle(WrappedOracle):
         return s if self.places is None else self.extend(s, self.inner.space.zeros())
 
     def keep(self, x: Vector, full: Vector) -> None:
-        """Remember the point of the whole space for x, the current point of the run, however many follow."""
+        """Keep the full vector of x, the current point of the run, which the cache might drop."""
         self._current = x, full
 
     # Evaluations.

@@ -44,7 +44,7 @@ MODEL_HALVINGS = 30
 SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
 _SIGMA_INCREASE = 4.0
-"""Factor by which σ is raised until then: a step norm that σ limits falls as 1/√σ, so each time by half."""
+"""Factor on σ until the step is shorter. A step norm that σ limits falls as 1/√σ, so each factor halves it."""
 _CG_RESIDUAL = 1e-2
 """Relative residual of the projected Newton steps: the next of them reduces the rest, up to `_MODEL_RESIDUAL`."""
 
@@ -88,9 +88,9 @@ class BoundedModel:
         return self.inner.needs_products
 
     @property
-    def resolves(self) -> int:
+    def max_resolves(self) -> int:
         """How many further steps may be proposed after a rejection."""
-        return self.inner.resolves
+        return self.inner.max_resolves
 
     def build(self, here: Point) -> Subspace | None:
         """Return the subspace of the inner model, with steps in the box."""
@@ -101,9 +101,9 @@ class BoundedModel:
         """Return the step of `sigma` in the box."""
         return subspace.propose(here, sigma)
 
-    def charge(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, dim: int) -> int:
         """Return the products to count in `paper_calls`."""
-        return self.inner.charge(here, dim)
+        return self.inner.paper_products(here, dim)
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class BoundedSubspace:
         return self.inner.sigma
 
     @property
-    def sigma_untested(self) -> bool:
+    def sigma_unconfirmed(self) -> bool:
         """Whether no value of f has confirmed σ."""
-        return self.inner.sigma_untested
+        return self.inner.sigma_unconfirmed
 
     @property
     def units(self) -> Units:
@@ -181,14 +181,13 @@ class BoundedSubspace:
     def trial_point(self, x: Vector, step: CubicStep) -> Vector:
         """Return x + s."""
         if isinstance(step, BoxStep):
-            self.release()
             point: Vector = step.point
             return point
         return self.inner.trial_point(x, step)
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
-        return self.propose(here, sigma) if trials <= self.model.resolves else None
+        return self.propose(here, sigma) if trials <= self.model.max_resolves else None
 
     def propose(self, here: Point, sigma: float) -> CubicStep | None:
         """Return the step of `sigma` in the box.
@@ -201,14 +200,14 @@ class BoundedSubspace:
             step: CubicStep | None = self.model.propose(here, self.inner, sigma)
             if step is None or not step.decrease > 0.0:
                 return step
-            fitted = self._fit(here, step)
+            boxed = self._in_box(here, step)
             raised = rejected is not None and sigma > rejected.sigma
-            is_repeated = rejected is not None and raised and fitted.norm > SHORTER_STEP * rejected.norm
+            is_repeated = rejected is not None and raised and boxed.norm > SHORTER_STEP * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
-                return fitted
+                return boxed
             sigma = here.sigma_rule.bounded(_SIGMA_INCREASE * sigma)
 
-    def _fit(self, here: Point, step: CubicStep) -> BoxStep:
+    def _in_box(self, here: Point, step: CubicStep) -> BoxStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
         oracle, space, subspace = here.oracle, here.space, self.inner
         assert isinstance(oracle, FaceOracle)
@@ -271,8 +270,8 @@ class _Quadratic:
         shift = float(np.mean(np.abs(spectrum.values))) if krylov.dim < space.dim else 0.0
         rows = _host(krylov.basis)
         if krylov.last_beta > 0.0:
-            # B is known on Q alone. As the curvature of the next vector, β²/pivot is the least with which T, if it is
-            # positive definite, stays semidefinite.
+            # B is known on Q alone. With T positive definite, β²/pivot is the smallest curvature of the next vector for
+            # which the bordered T stays semidefinite.
             rows = np.vstack([rows, _host(krylov.next_vector)])
             diagonal = np.append(diagonal, max(krylov.schur_complement, shift))
             off_diagonal = np.append(off_diagonal, krylov.last_beta)

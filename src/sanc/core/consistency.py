@@ -36,9 +36,9 @@ _DIFFERENCE_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
 ASYMMETRY_FACTOR = 10.0
-"""Squared asymmetry of products, in units of the sum of their squared errors, that these errors explain."""
+"""Products are asymmetric if the squared asymmetry exceeds this many times the sum of their squared errors."""
 NONLINEARITY_FACTOR = 10.0
-"""Asymmetry of products, in units of their nonlinearity, that inaccuracy explains: ten errors, as for differences."""
+"""Asymmetry up to this many times the measured nonlinearity counts as inaccuracy: ten errors, as for differences."""
 _REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 ENDING_NOISE = 1e6
@@ -51,9 +51,9 @@ NOISE_DIFFERENCES = 3
 DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
 _POINT_ROUNDING = 0.1
-"""Noise of f, as a share of the differences between neighbouring points, that roundoff of the points explains: 1e-3
-along the line by `NOISE_SPACING`, and more if f changes faster across it. It exceeds the roundoff of f where f is near
-zero."""
+"""Noise up to this fraction of the differences between neighbouring points may come from rounding the points: 1e-3 of
+them along the line by `NOISE_SPACING`, and more if f changes faster across it. Where f is near zero, this exceeds the
+roundoff of f."""
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
@@ -96,7 +96,10 @@ def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
         return ""
     if abs(ratio + 1.0) <= _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
         return "The sign of the gradient is wrong: f decreases along it."
-    return f"The gradient is inconsistent with f: along it f changes {ratio:.3g} times as fast as it predicts."
+    return (
+        f"The gradient is inconsistent with f: along the gradient f changes {ratio:.3g} times as fast as the gradient "
+        "predicts."
+    )
 
 
 def estimate_gradient_rounding(oracle: Oracle, x: Vector, length: float) -> float:
@@ -177,7 +180,7 @@ def difference_error_message(gradient_error: float, curvature_error: float = 0.0
 
 
 def truncation_message(gradient_error: float) -> str:
-    """Return the sentence about a differenced gradient that may hide a decrease of f."""
+    """Return the sentence about a differenced gradient whose error may exceed a decrease of f."""
     return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
@@ -288,8 +291,8 @@ def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed
 def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
-    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Differenced
-    gradients cannot resolve changes of f by roundoff of the points, which are then no noise.
+    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). With differenced
+    gradients, changes of f due to rounding the points do not count as noise.
     """
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, length, seed)])

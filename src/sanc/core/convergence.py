@@ -130,8 +130,8 @@ def _roundoff_ending(run: Run) -> Ending:
 
     The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
     an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f. If the gradient is differenced they may, but then the
-    curvature has to show that the error hides little: the ending has a cause for the case that it does not.
+    must therefore predict no decrease beyond the roundoff of f. If the gradient is differenced they may, and then
+    `error_is_negligible` decides; if it is False, the ending has this cause.
     """
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
@@ -154,7 +154,7 @@ def _roundoff_ending(run: Run) -> Ending:
 
 
 def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
-    """Return g without what the truncation errors b explain.
+    """Return the part of g that exceeds the truncation errors b.
 
     A run stalls where −g is no direction of descent: ∇f·(∇f + b) ≤ 0. Then g = ∇f + b is in the ball with the diameter
     from 0 to b, so that |g_k| ≤ (‖b‖ + |b_k|)/2. An entry without truncation error remains as it is.
@@ -164,8 +164,8 @@ def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
     return space.vector(entries - entries.clamp(-bounds, bounds))
 
 
-def hides_little(run: Run) -> bool:
-    """Whether the decrease of f that the error of the gradient may hide is a small share of that of the run.
+def error_is_negligible(run: Run) -> bool:
+    """Whether the error of the gradient can change f only by a small share of the decrease of the run.
 
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """
@@ -176,7 +176,7 @@ def hides_little(run: Run) -> bool:
 
 def _difference_error_cause(run: Run) -> str:
     """Return a cause if no gradient of this run exceeded the error of differences, where that error is reported."""
-    norms = [record.grad_norm * run.factor for record in run.history]
+    norms = [record.grad_norm * run.scale_of_f for record in run.history]
     largest_norm = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     largest_norm = max(largest_norm, run.iteration.grad_norm, _REPORTED_DIFFERENCE_ERROR * run.limits.tol)
     return consistency.check_gradient_norms(run.oracle, run.x, largest_norm)
@@ -191,10 +191,10 @@ def _difference_limit_cause(run: Run, cert: Certificate) -> str:
     """
     error = run.oracle.gradient_error(run.x)
     cause = consistency.check_difference_error(run.oracle, run.x, run.tol)
-    product_error = cert.rounding / math.sqrt(max(cert.products, 1))  # `rounding` is a sum over all products
+    product_error = cert.ritz_error / math.sqrt(max(cert.products, 1))  # `ritz_error` is a sum over all products
     is_positive = cert.second_order or cert.lambda_min > product_error
     if not cause and error > run.limits.tol and not is_positive:
-        return consistency.difference_error_message(error, cert.rounding)
+        return consistency.difference_error_message(error, cert.ritz_error)
     return cause
 
 

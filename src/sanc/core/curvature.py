@@ -34,8 +34,8 @@ needs more than a few."""
 _RITZ_RESIDUAL = 0.1
 """Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
 _MEASURED_ERRORS = 4
-"""Products of `find_extremes` whose difference error is measured, which costs as much as a product. The others count
-with the largest of these errors: all have unit vectors at one point, so that their errors hardly differ."""
+"""`find_extremes` measures the difference error of this many products, each for the cost of a product. Later ones use
+the largest of these errors: all are products with unit vectors at one point, so that their errors hardly differ."""
 _SMALL_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 
@@ -49,10 +49,10 @@ class Certificate:
     grad_norm : float
         ‖∇f(x)‖.
     lambda_min : float
-        Left-most Ritz value: λ_min(∇²f(x)) is at most this plus `rounding`.
+        Left-most Ritz value: λ_min(∇²f(x)) is at most this plus `ritz_error`.
     error_bound : float
         λ_min(∇²f(x)) ≥ lambda_min − error_bound, with probability `confidence` over the random start vector.
-    rounding : float
+    ritz_error : float
         Error of the Ritz value: roundoff, the error of differenced or nonlinear products, and asymmetry.
     residual : float
         ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 if the Krylov space is invariant.
@@ -70,7 +70,7 @@ class Certificate:
     grad_norm: float
     lambda_min: float
     error_bound: float
-    rounding: float
+    ritz_error: float
     residual: float
     asymmetry: float
     confidence: float
@@ -91,7 +91,7 @@ class Certificate:
     @property
     def saddle(self) -> bool:
         """Whether negative curvature beyond tolerance and roundoff was found; this is certain, not probable."""
-        return self.lambda_min + self.rounding < -self.eps_curvature
+        return self.lambda_min + self.ritz_error < -self.eps_curvature
 
     @property
     def second_order(self) -> bool:
@@ -165,7 +165,7 @@ class Exploration:
         The Krylov space; None if a product was not finite.
     spectrum : Spectrum or None
         Eigenpairs of T, in the units of the scaled products.
-    factor : float
+    product_scale : float
         The power of two by which the products were scaled.
     """
 
@@ -173,7 +173,7 @@ class Exploration:
     start: Vector
     krylov: Krylov | None = None
     spectrum: cubic.Spectrum | None = None
-    factor: float = 1.0
+    product_scale: float = 1.0
 
     def leftmost_vector(self) -> Vector:
         """Return the unit vector of the left-most Ritz pair; the start vector if a product was not finite."""
@@ -186,8 +186,8 @@ class Exploration:
         """Return Ritz values and vectors; `choose` selects them by the ascending values and their residual norms."""
         if self.krylov is None or self.spectrum is None:
             return np.empty(0), []
-        values = self.spectrum.values / self.factor
-        residuals = self.krylov.last_beta / self.factor * np.abs(self.spectrum.vectors[-1])
+        values = self.spectrum.values / self.product_scale
+        residuals = self.krylov.last_beta / self.product_scale * np.abs(self.spectrum.vectors[-1])
         chosen = list(choose(values, residuals))
         return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
 
@@ -222,20 +222,20 @@ def explore(
         try:
             bound = _extend_until_decided(process, confidence, eps_curvature, max_products, needed, time_is_up)
         except NonFiniteProductError:
-            unknown = {"lambda_min": math.nan, "error_bound": math.inf, "rounding": math.inf, "residual": math.nan}
+            unknown = {"lambda_min": math.nan, "error_bound": math.inf, "ritz_error": math.inf, "residual": math.nan}
             cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
             return Exploration(cert, process.start)
     cert = Certificate(
         **common,
         lambda_min=process.unscaled(bound.ritz_value),
-        error_bound=process.unscaled(bound.rounding if bound.is_full else bound.error),
-        rounding=process.unscaled(bound.rounding),
+        error_bound=process.unscaled(bound.product_error if bound.is_full else bound.error),
+        ritz_error=process.unscaled(bound.product_error),
         residual=process.unscaled(krylov.residual_of(bound.spectrum.vectors[:, 0])),
         asymmetry=process.unscaled(math.sqrt(process.asymmetry_squared)),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim,
     )
-    return Exploration(cert, process.start, krylov, bound.spectrum, process.factor)
+    return Exploration(cert, process.start, krylov, bound.spectrum, process.product_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +245,10 @@ class Extremes:
     Attributes
     ----------
     lambda_min, lambda_max : float
-        Extreme Ritz values: λ_min is at most the first and λ_max at least the second, up to `rounding`.
+        Extreme Ritz values: λ_min is at most the first and λ_max at least the second, up to `ritz_error`.
     lower_bound, upper_bound : float
         λ_min ≥ `lower_bound` and λ_max ≤ `upper_bound`, both with probability `confidence` over the start vector.
-    rounding : float
+    ritz_error : float
         Error of the Ritz values.
     confidence : float
         The probability; 1 if the Krylov space is the whole space.
@@ -270,7 +270,7 @@ class Extremes:
     lambda_max: float
     lower_bound: float
     upper_bound: float
-    rounding: float
+    ritz_error: float
     confidence: float
     products: int
     limited_by_roundoff: bool
@@ -336,11 +336,11 @@ def find_extremes(
         lambda_max=process.unscaled(float(values[-1])),
         lower_bound=process.unscaled(lower),
         upper_bound=process.unscaled(upper),
-        rounding=process.unscaled(bound.rounding),
+        ritz_error=process.unscaled(bound.product_error),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim + rough,
         limited_by_roundoff=at_roundoff and not is_tight,
-        values=values / process.factor,
+        values=values / process.product_scale,
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,
         spectrum=bound.spectrum,
@@ -382,7 +382,7 @@ def _extend_until_decided(
     for must_stop in process.extend_between_tests(max_products, _SPARSE_TESTS, time_is_up):
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
-        is_decided = _is_decided(bound, process, eps_curvature * process.factor, relative_error)
+        is_decided = _is_decided(bound, process, eps_curvature * process.product_scale, relative_error)
         if must_stop or is_decided or (bound.limited_by_roundoff and is_large):
             break
     return bound
@@ -399,4 +399,4 @@ def _is_decided(
     if bound.lower >= -tolerance:
         return True
     has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _RITZ_RESIDUAL * abs(theta)
-    return has_converged and theta + bound.rounding < -tolerance
+    return has_converged and theta + bound.product_error < -tolerance

@@ -37,7 +37,7 @@ class EigenSpace(DiagonalBasis):
 
     @property
     def dim(self) -> int:
-        """Dimension of the whole space: the matrix is worth so many products."""
+        """Dimension of the whole space, counted as that many products."""
         return int(self._eigenvector_rows.shape[1])
 
     @property
@@ -68,7 +68,7 @@ class NewtonLine(KrylovSubspace):
 
         Its predicted decrease is that of the first step, the largest that the model has on this line.
         """
-        if self.step is None or trials > self.model.resolves:
+        if self.step is None or trials > self.model.max_resolves:
             return None
         factor = 2.0**trials
         return replace(self.step, u=factor * self.step.u, norm=factor * self.step.norm, sigma=sigma)
@@ -123,7 +123,7 @@ class DenseModel(CubicModel):
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
         krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, True)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        limit = step_limit(self, here, hessian_norm, sigma_untested=True)
+        limit = step_limit(self, here, hessian_norm, sigma_unconfirmed=True)
         is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
         if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None

@@ -67,7 +67,7 @@ class MonitoredLanczos:
         They are those on all but the last two vectors, and the excess over β on the last but one.
     neglected_beta : float
         The last β, if it was treated as roundoff.
-    factor : float
+    product_scale : float
         A power of two by which the products are scaled if their squares would overflow or underflow; otherwise 1. All
         numbers of the Krylov space and the attributes above are in these units.
     """
@@ -85,7 +85,7 @@ class MonitoredLanczos:
         self.lanczos = Lanczos(self._product, first, space, store=store, reorthogonalise=store, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
-        self.factor = 1.0
+        self.product_scale = 1.0
         self._nonlinearity: float | None = None  # of products with unit vectors, if it was measured
 
     def _product(self, q: Vector) -> Vector:
@@ -101,13 +101,13 @@ class MonitoredLanczos:
             error = self._largest_error
         error += self._product_error
         if not self.lanczos.columns:
-            self.factor = _power_of_two(self.space.norm(product))
-        self.difference_error_squared += (error * self.factor) * (error * self.factor)
-        return product if self.factor == 1.0 else product * self.factor
+            self.product_scale = _power_of_two(self.space.norm(product))
+        self.difference_error_squared += (error * self.product_scale) * (error * self.product_scale)
+        return product if self.product_scale == 1.0 else product * self.product_scale
 
     def unscaled(self, number: float) -> float:
         """Return a number of the Krylov space in the units of the Hessian; a finite number remains finite."""
-        unscaled = number / self.factor
+        unscaled = number / self.product_scale
         if math.isinf(unscaled) and not math.isinf(number):
             return math.copysign(sys.float_info.max, unscaled)
         return unscaled
@@ -159,7 +159,7 @@ class MonitoredLanczos:
         nonlinear_error_squared = 0.0
         if self.asymmetry_squared > allowed:
             if self._nonlinearity is None:
-                self._nonlinearity = measure_nonlinearity(self.operator, self.space) * self.factor
+                self._nonlinearity = measure_nonlinearity(self.operator, self.space) * self.product_scale
             nonlinear_error_squared = dim * (NONLINEARITY_FACTOR * self._nonlinearity) ** 2
             if not self.asymmetry_squared <= allowed + nonlinear_error_squared:
                 return math.inf
@@ -209,7 +209,7 @@ class CurvatureBound:
     ----------
     spectrum : Spectrum
         Eigenpairs of T.
-    rounding : float
+    product_error : float
         ‖F‖, the error of the products.
     lower : float
         A lower bound of λ_min, the largest of this space and of smaller ones.
@@ -220,7 +220,7 @@ class CurvatureBound:
     """
 
     spectrum: cubic.Spectrum
-    rounding: float
+    product_error: float
     lower: float
     is_full: bool
     limited_by_roundoff: bool
@@ -247,27 +247,27 @@ def bound_curvature(
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
     if negated:
         spectrum = cubic.Spectrum(-spectrum.values[::-1], spectrum.vectors[:, ::-1])
-    rounding = process.error(spectrum.norm)
+    product_error = process.error(spectrum.norm)
     is_full = krylov.dim == dim
     if is_full:
-        error, limited_by_roundoff = rounding, True
+        error, limited_by_roundoff = product_error, True
     else:
-        error, limited_by_roundoff = bound_missed_eigenvalues(spectrum, krylov, dim, rounding, confidence, sharp)
-    if spectrum.leftmost - rounding < lower:
+        error, limited_by_roundoff = bound_missed_eigenvalues(spectrum, krylov, dim, product_error, confidence, sharp)
+    if spectrum.leftmost - product_error < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
     # holds too.
     lower = max(lower, spectrum.leftmost - error)
-    return CurvatureBound(spectrum, rounding, lower, is_full, limited_by_roundoff)
+    return CurvatureBound(spectrum, product_error, lower, is_full, limited_by_roundoff)
 
 
 def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:
-    """Whether roundoff alone keeps every bound on λ_min from this error, however many products follow."""
+    """Whether roundoff alone prevents bounds on λ_min of this accuracy, so that more products cannot help."""
     if bound.is_full or not error > 0.0:
         return False
     gaps = bound.spectrum.values - bound.spectrum.leftmost
-    rounding_term = bound.rounding * float(np.linalg.norm(bound.spectrum.vectors[0] / (gaps + error)))
-    return not rounding_term < _start_component(process.space.dim, confidence)
+    error_term = bound.product_error * float(np.linalg.norm(bound.spectrum.vectors[0] / (gaps + error)))
+    return not error_term < _start_component(process.space.dim, confidence)
 
 
 def _start_component(dim: int, confidence: float) -> float:
@@ -290,10 +290,10 @@ class OffDiagonal(Protocol):
 
 
 def bound_missed_eigenvalues(
-    spectrum: cubic.Spectrum, krylov: OffDiagonal, dim: int, rounding: float, confidence: float, sharp: bool
+    spectrum: cubic.Spectrum, krylov: OffDiagonal, dim: int, product_error: float, confidence: float, sharp: bool
 ) -> tuple[float, bool]:
     """Return the bound on θ_1 − λ_min of this module's docstring, and whether roundoff alone limits it."""
-    if rounding == math.inf:
+    if product_error == math.inf:
         return math.inf, True
     start_component = _start_component(dim, confidence)
     log_beta_product = sum(map(math.log, krylov.beta)) if krylov.last_beta > 0.0 else -math.inf
@@ -307,16 +307,16 @@ def bound_missed_eigenvalues(
         logarithm = log_beta_product - np.log(shifted).sum(-1)
         if sharp:
             tail = krylov.last_beta * _row_norms(last_entries / shifted)
-            logarithm = logarithm + np.minimum(np.log1p(rounding / shifts) - np.log(np.hypot(1.0, tail)), 0.0)
+            logarithm = logarithm + np.minimum(np.log1p(product_error / shifts) - np.log(np.hypot(1.0, tail)), 0.0)
         return np.exp(np.minimum(logarithm, 0.0))
 
-    high = (krylov.last_beta + rounding) / start_component  # eigenvalues below θ_1 − high are excluded
-    low = max(rounding, _SMALLEST_SHIFT * high)
+    high = (krylov.last_beta + product_error) / start_component  # eigenvalues below θ_1 − high are excluded
+    low = max(product_error, _SMALLEST_SHIFT * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _SHIFT_GRID
         shifted = gaps + shifts[:, None]
-        rounding_term = rounding * _row_norms(first_entries / shifted)
-        component_bound = residual_term(shifts, shifted) + rounding_term  # it decreases as the shift grows
+        error_term = product_error * _row_norms(first_entries / shifted)
+        component_bound = residual_term(shifts, shifted) + error_term  # it decreases as the shift grows
         possible_count = len(shifts) - int(np.count_nonzero(component_bound < start_component))
         low = float(shifts[max(possible_count - 1, 0)])
         high = float(shifts[min(possible_count, len(shifts) - 1)])

@@ -50,7 +50,7 @@ class Stay(Piece):
 
     needs_products = False
 
-    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
         """Return the decision not to move."""
         return stay(sigma)
 
@@ -72,10 +72,10 @@ class GradientStep(Piece):
 
     needs_products = False
 
-    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
         """Step along −g."""
         accept = backtrack if self.checked else accept_if_finite
-        return accept(here, here.g * -self.lr, Branch.GRADIENT, sigma, without_model=without_model)
+        return accept(here, here.g * -self.lr, Branch.GRADIENT, sigma, model_proposes=model_proposes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,10 @@ class PaperEscape(Piece):
 
     needs_products = True
 
-    def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[Branch, float]:
+    def choose(self, ritz_value: float, grad_norm: float, *, model_proposes: bool) -> tuple[Branch, float]:
         """Return the branch and its step size, the factor of ±v or of −g.
 
-        A subclass may replace it: it may use `without_model`, and return the branch STAYED.
+        A subclass may replace it: it may use `model_proposes`, and return the branch STAYED.
         """
         return self.choose_with_slack(ritz_value, grad_norm, resolved_epsilon_g(self.epsilon, self.epsilon_g) ** 2)
 
@@ -114,10 +114,10 @@ class PaperEscape(Piece):
         """Return the gradient of the step −g/L1. A subclass may replace it."""
         return here.g
 
-    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
         """Step along ±v or −g, or stay if `choose` of a subclass returns that branch."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
-        branch, step_size = self.choose(ritz_value, here.grad_norm, without_model=without_model)
+        branch, step_size = self.choose(ritz_value, here.grad_norm, model_proposes=model_proposes)
         if branch is Branch.STAYED:
             return stay(sigma)
         if branch is Branch.CURVATURE:
@@ -127,7 +127,7 @@ class PaperEscape(Piece):
             d = self.gradient(here, subspace) * -step_size
         if subspace is not None:
             subspace.release()
-        return accept_if_finite(here, d, branch, sigma, without_model=without_model)
+        return accept_if_finite(here, d, branch, sigma, model_proposes=model_proposes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class CheckedEscape(Piece):
 
     needs_products = True
 
-    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
         """Step downhill along v or −g, or stay."""
         L1, L2, ritz_value = FALLBACK_LIPSCHITZ, FALLBACK_LIPSCHITZ, math.nan
         if subspace is not None and not math.isnan(subspace.ritz_value):
@@ -153,7 +153,7 @@ class CheckedEscape(Piece):
             d = here.g * -step_size
         if subspace is not None:
             subspace.release()
-        return backtrack(here, d, branch, sigma, without_model=without_model)
+        return backtrack(here, d, branch, sigma, model_proposes=model_proposes)
 
 
 def _downhill_sign(here: Point, v: Vector) -> float:
@@ -164,9 +164,9 @@ def _downhill_sign(here: Point, v: Vector) -> float:
     return -1.0 if here.random_bit(ESCAPE_SIGN) else 1.0
 
 
-def accept_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, without_model: bool) -> Decision:
+def accept_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, model_proposes: bool) -> Decision:
     """Return the decision for x + d, accepted if f is finite there."""
-    d = _scaled(here, d, sigma, without_model)
+    d = _scaled(here, d, sigma, model_proposes)
     norm = here.space.norm(d)
     if norm == 0.0:
         return stay(sigma)
@@ -174,15 +174,15 @@ def accept_if_finite(here: Point, d: Vector, branch: Branch, sigma: float, *, wi
     value = here.evaluate(trial)
     if not math.isfinite(value):
         return Decision(
-            _next_sigma(here, sigma, without_model, accepted=False), trials=1, note=f"the {branch} step is not finite"
+            _next_sigma(here, sigma, model_proposes, accepted=False), trials=1, note=f"the {branch} step is not finite"
         )
-    next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
+    next_sigma = _next_sigma(here, sigma, model_proposes, accepted=True)
     return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=1)
 
 
-def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_model: bool) -> Decision:
+def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, model_proposes: bool) -> Decision:
     """Return the decision for the first of x + d, x + d/2, … at which f is lower than at x."""
-    d = _scaled(here, d, sigma, without_model)
+    d = _scaled(here, d, sigma, model_proposes)
     norm = here.space.norm(d)
     if norm == 0.0:
         return stay(sigma)
@@ -193,23 +193,23 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, without_m
         value = here.evaluate(trial)
         trials += 1
         if -math.inf < value < value_at_x:
-            if not here.ahead or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
-                next_sigma = _next_sigma(here, sigma, without_model, accepted=True)
+            if not here.evaluates_next_gradient or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
+                next_sigma = _next_sigma(here, sigma, model_proposes, accepted=True)
                 return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trials)
             note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
         if norm <= here.space.eps * max(here.norm, NEAR_ZERO):  # also if x is zero
             break
-    return Decision(_next_sigma(here, sigma, without_model, accepted=False), trials=trials, note=note)
+    return Decision(_next_sigma(here, sigma, model_proposes, accepted=False), trials=trials, note=note)
 
 
-def _scaled(here: Point, d: Vector, sigma: float, without_model: bool) -> Vector:
+def _scaled(here: Point, d: Vector, sigma: float, model_proposes: bool) -> Vector:
     """Return the step; without a model, that times σ0/σ, since σ grows with every value of f that is not finite."""
-    return d * (here.sigma_rule.sigma0 / sigma) if without_model else d
+    return d * (here.sigma_rule.sigma0 / sigma) if not model_proposes else d
 
 
-def _next_sigma(here: Point, sigma: float, without_model: bool, *, accepted: bool) -> float:
+def _next_sigma(here: Point, sigma: float, model_proposes: bool, *, accepted: bool) -> float:
     """Return σ, which changes only without a model."""
-    if not without_model:
+    if model_proposes:
         return sigma
     return here.sigma_rule.after_acceptance(sigma) if accepted else here.sigma_rule.after_failure(sigma)

@@ -87,7 +87,7 @@ class Iteration:
         The caller's tolerance on ‖g‖. The model need not be minimised to a much smaller ‖∇m‖.
     one_sample : bool
         Whether ρ is formed on the gradient sample.
-    ahead : bool
+    evaluates_next_gradient : bool
         Whether the gradient at the next point may be evaluated at once, since the next iteration starts with it.
 
     Attributes
@@ -111,13 +111,19 @@ class Iteration:
     has_returned = False
 
     def __init__(
-        self, method: Method, seed: int, tol: float = 0.0, *, one_sample: bool = False, ahead: bool = False
+        self,
+        method: Method,
+        seed: int,
+        tol: float = 0.0,
+        *,
+        one_sample: bool = False,
+        evaluates_next_gradient: bool = False,
     ) -> None:
         self.method = method
         self.state = State(seed=seed, sigma=method.initial_sigma_rule.sigma0)
         self.stopping_test_holds = False
         self.rates: Sequence[float] = ()
-        self.tol, self._one_sample, self._ahead = tol, one_sample, ahead
+        self.tol, self._one_sample, self._evaluates_next_gradient = tol, one_sample, evaluates_next_gradient
 
     @property
     def units(self) -> Units:
@@ -153,12 +159,12 @@ class Iteration:
         oracle.begin(state.iteration, products=needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
-        options = (self.tol, self._one_sample, self._ahead, start)
+        options = (self.tol, self._one_sample, self._evaluates_next_gradient, start)
         here = Point(x, g, value, oracle.norm(g), oracle, sigma_rule, state, state.units, *options)
         progress = self._advance(here)
         decision = progress.decision or Decision(progress.sigma)
         dim = 0 if progress.subspace is None else progress.subspace.dim
-        products = method.model.charge(here, dim) if needs_products else 0
+        products = method.model.paper_products(here, dim) if needs_products else 0
         oracle.count_paper_calls(1 + decision.extra_gradients, products)
         seconds = state.seconds + time.perf_counter() - clock
         self.stopping_test_holds = self._stopping_test(progress, decision)
@@ -192,7 +198,7 @@ class Iteration:
             if moved or progress.skips_escape:
                 return progress
             sigma = progress.sigma
-            escaped = self.method.escape(here, progress.subspace, sigma, without_model=not model.proposes)  # 2.6  x + d
+            escaped = self.method.escape(here, progress.subspace, sigma, model_proposes=model.proposes)  # 2.6  x + d
             escaped = _completed(here, "escape", self.method.escape, escaped, Branch.GRADIENT)
             keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else escaped.note or progress.note
@@ -211,7 +217,7 @@ class Iteration:
         if subspace.problem:  # without a cubic step, the gradient step of 2.6 follows
             return self._stay_with_larger_sigma(progress, subspace.problem)
         here = progress.here
-        for _ in range(1 + model.resolves if model.proposes else 0):
+        for _ in range(1 + model.max_resolves if model.proposes else 0):
             step = model.propose(here, subspace, progress.sigma)  # 2.3  u minimises m, globally
             if step is None:
                 break
@@ -237,6 +243,7 @@ class Iteration:
             return progress._replace(sigma=sigma, decision=None, step=step, note=Note.BELOW_PRECISION), None
         try:
             trial = subspace.trial_point(here.x, step)  # s = Qu
+            subspace.release()
         except NonFiniteProductError as error:
             stayed = self._stay_with_larger_sigma(progress._replace(step=step), str(error))
             return stayed._replace(subspace=subspace.failed(str(error))), None
@@ -380,7 +387,7 @@ class Iteration:
         """Restore a snapshot."""
         self.state = snapshot
 
-    def rearrange(self, places: Sequence[int | None], fitted: Any, x: Vector, shapes: Any) -> None:
+    def rearrange(self, places: Sequence[int | None], rearrange: Any, x: Vector, shapes: Any) -> None:
         """Continue with other parameters, without the vectors of the acceptance rule."""
         self.reset()
 
@@ -390,7 +397,7 @@ class Iteration:
 
 
 def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
-    """Return the point with its units, and σ. If the model has not measured them at the first point, they are here."""
+    """Return the point with its units, and σ. If the model did not measure the units, they are measured here."""
     units, sigma = subspace.units, subspace.sigma
     if not (units.length or subspace.problem):
         units = here.measure_units(subspace.hessian_norm)
@@ -425,9 +432,9 @@ def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | No
 
 
 def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
-    """Return the decision of an acceptance or escape rule; if it moves, with the kind and the norm of the step.
+    """Check the decision of an acceptance or escape rule, and add branch and step norm if it moves without them.
 
-    `branch` is the kind of a step for which the rule has none.
+    `branch` is the one to add.
     """
     if not isinstance(decision, Decision):
         raise ArgumentTypeError(

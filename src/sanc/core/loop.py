@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sanc.core.convergence import (
-    hides_little,
+    error_is_negligible,
     measure_first_units,
     needs_first_units,
     point_ending,
@@ -80,7 +80,7 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
         return stalled
     run.gradient_rounding = stalled.gradient_rounding
     ending = _with_certificate(run, stationary_ending(run))
-    if stalled.cause and not hides_little(run):
+    if stalled.cause and not error_is_negligible(run):
         return Ending(Status.STALLED, stalled.cause)
     return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending
 

@@ -24,9 +24,9 @@ SAMPLED_KRYLOV_DIM = 5
 _NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
 _TEST_DIVISOR, _LEAST_TEST_INTERVAL = 5, 8
-"""The stopping test is made again after a fifth more products, or eight if μ predicts ‖∇m‖ at no cost."""
+"""The next stopping test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
 _PREDICTION_FACTOR = 2.0
-"""Factor by which a predicted ‖∇m‖ may be too large: the test is made if it is below this many tolerances."""
+"""The test is made if the predicted ‖∇m‖ is below this many tolerances."""
 TOLERANCE_SHARE = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
@@ -37,7 +37,7 @@ class StepLimit(NamedTuple):
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_untested: bool = False
+    sigma_unconfirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class KrylovSubspace:
     spectrum : Spectrum or None
         Eigenpairs of T; None if a product was not finite.
     sigma : float
-        σ of the state, measured at the first point, or raised while the space grew.
+        σ of the first step: that of the state, the initial one, or a larger one that limits the step norm.
     units : Units
         Units of the first point.
     max_step_norm : float
         Limit on the step norm: σ is raised for longer steps.
-    sigma_untested : bool
+    sigma_unconfirmed : bool
         Whether the model limits step norms and no value of f has confirmed σ: it is the initial one, or was raised to
         limit the step norm.
     step : CubicStep or None
@@ -76,7 +76,7 @@ class KrylovSubspace:
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_untested: bool = False
+    sigma_unconfirmed: bool = False
     step: cubic.CubicStep | None = None
     problem: str = ""
 
@@ -102,14 +102,13 @@ class KrylovSubspace:
         return v
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
-        """Return x + Qu, and release the memory of the products."""
+        """Return x + Qu."""
         (s,) = self.krylov.combine(step.u)
-        self.release()
         return s + x
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
         """Return the step of a smaller σ; None if the model allows no more than `trials` trial points."""
-        return self.model.propose(here, self, sigma) if trials <= self.model.resolves else None
+        return self.model.propose(here, self, sigma) if trials <= self.model.max_resolves else None
 
     def failed(self, problem: str) -> KrylovSubspace:
         """Return the same space after a product that was not finite: it has neither steps nor Ritz pairs."""
@@ -132,16 +131,16 @@ class KrylovModel(Piece):
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`. Here r is ‖g‖ over
-        that of the iteration before, and ℓ the unit of length (see `first_radius`). With an exact f it also stops at
+        that of the iteration before, and ℓ the length scale (see `first_radius`). With an exact f it also stops at
         the first negative curvature. A stored basis is then reorthogonalised.
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass, which stores three vectors for any J.
     epsilon, epsilon_g : float
         ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
 
-    Subclasses may set what is no option: `first_sigma_factor`, the initial σ in its unit if it is measured, and
-    `tries_longer_steps`, whether a step of an untested σ is followed by longer ones while f decreases by more than
-    predicted. A `CubicModel` also has `limits_newton_steps`, whether the norm of the first step is limited even if σ
+    A subclass may override these class attributes, which are no options: `first_sigma_factor`, the initial σ in its
+    unit if it is measured; `tries_longer_steps`, whether longer steps follow a step whose σ no value of f has
+    confirmed; and, of a `CubicModel`, `limits_newton_steps`, whether the norm of the first step is limited even if σ
     does not determine it.
     """
 
@@ -153,7 +152,7 @@ class KrylovModel(Piece):
 
     proposes = False
     needs_products = True
-    resolves = 0
+    max_resolves = 0
     first_sigma_factor = FIRST_SIGMA
     tries_longer_steps = True
 
@@ -216,7 +215,7 @@ class KrylovModel(Piece):
         """Return the cubic step within the limit, and the limit with the σ of that; None: no step is proposed."""
         return None, limit
 
-    def charge(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, dim: int) -> int:
         """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
 
         If the stopping rule determines the dimension, the products actually computed are counted.
@@ -234,19 +233,19 @@ class CubicModel(KrylovModel):
     ----------
     krylov_dim, krylov_stop, lanczos, epsilon, epsilon_g
         As in `KrylovModel`.
-    resolves : int
+    max_resolves : int
         How often a rejected step is solved again with a larger σ in the same Krylov space, without Hessian products.
         The paper does not (0). Preset "robust" has 12: each rejection halves the step norm at least, so that the last
         step has at most 1/4096 of the first norm. Then the escape rule follows.
     first_radius : float or None
-        Limit on the step norm in units of length ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖), where
-        s_last is the last step. The unit is ℓ = max(ℓ₀, ‖x‖/10), with ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the
+        Limit on the step norm, in units of the length scale ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖),
+        where s_last is the last step. ℓ = max(ℓ₀, ‖x‖/10), with ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the
         first point x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or
         negative curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted,
         longer steps in the same space are tried at once. None: no limit.
     """
 
-    resolves: int = setting(0, COUNT)
+    max_resolves: int = setting(0, COUNT)
     first_radius: float | None = setting(None, POSITIVE)
 
     proposes = True
@@ -300,7 +299,7 @@ class NoModel(Piece):
 
     proposes = False
     needs_products = False
-    resolves = 0
+    max_resolves = 0
 
     def build(self, here: Point) -> None:
         """Return None: there is no subspace."""
@@ -308,13 +307,13 @@ class NoModel(Piece):
     def propose(self, here: Point, subspace: None, sigma: float) -> None:
         """Propose no step."""
 
-    def charge(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, dim: int) -> int:
         """Return 0: there are no products."""
         return 0
 
 
 def length_scale(here: Point, first_units: Units) -> float:
-    """Return the unit of length at x: max(ℓ₀, ‖x‖/10), with ℓ₀ that of the first point."""
+    """Return the length scale at x: max(ℓ₀, ‖x‖/10), with ℓ₀ that of the first point."""
     return max(first_units.length, X_FRACTION * here.norm)
 
 
@@ -437,14 +436,14 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
-def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_untested: bool = False) -> StepLimit:
+def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_unconfirmed: bool = False) -> StepLimit:
     """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
-    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. The first point determines `sigma_untested`, too.
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. The first point determines `sigma_unconfirmed`, too.
     """
     units, sigma = here.units, here.state.sigma
     if units.length:
-        return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_untested)
+        return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_unconfirmed)
     units = here.measure_units(product_norm)
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_factor)
     max_step_norm = model.max_step_norm(here, units)

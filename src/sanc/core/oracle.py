@@ -130,7 +130,7 @@ class Oracle(ABC):
     has_matrix : bool
         Whether its Hessian is a matrix in every iteration.
     box : Box or None
-        Bounds (`sanc.core.bounds`) that no evaluation may leave, also none of a difference; None: there are none.
+        Bounds (`sanc.core.bounds`) that no evaluation may leave, not even for a finite difference; None: no bounds.
     places : Tensor or None
         Indices of its variables among all variables, if it is that of the free variables of a face; None: all.
     exponent : int

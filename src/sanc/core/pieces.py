@@ -31,13 +31,13 @@ class Decision:
     point : vector or None
         The next point; None if the step is rejected or the run stays.
     branch : Branch
-        The kind of step made. If a rule returns a point and leaves it out, an accepted step is SUCCESSFUL, and an
-        escape step GRADIENT.
+        The kind of step made. If a rule returns a point without a branch, the iteration records SUCCESSFUL for an
+        accepted step, and GRADIENT for an escape step.
     rho : float
         Actual over predicted decrease; NaN if no ratio was formed.
     step_norm : float
-        Norm of the step made; 0 if the step is rejected or the run stays. If a rule returns a point and leaves it out,
-        it is the distance of that point from x.
+        Norm of the step made; 0 if the step is rejected or the run stays. If a rule returns a point without a norm, the
+        iteration computes the distance from x.
     trial_value : float
         f at the last trial point.
     trials : int
@@ -83,14 +83,14 @@ class Subspace(Protocol):
     sigma : float
         σ of the first step in it: that of the state, `here.state.sigma`, unless the model raises it to limit the step
         norm, or measures it with the units.
-    sigma_untested : bool
+    sigma_unconfirmed : bool
         Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
         longer steps at once. A `CubicModel` with `first_radius` sets it if σ is the initial one, or was raised to limit
         the step norm.
     units : Units
-        Units of the first point. A model may pass on `here.units`: at the first point these are zero, and the iteration
-        measures them with `hessian_norm`, and the initial σ if the rule for σ asks for it. Or the model has
-        `here.measure_units(‖Bq‖)` as its units there, and `here.sigma_rule.first_sigma(σ, units)` as its σ.
+        Units of the first point. A model may return `here.units`. At the first point these are zero; the iteration then
+        measures them with `hessian_norm`, and the initial σ if the rule for σ requires it. A model may also call
+        `here.measure_units(‖Bq‖)` and `here.sigma_rule.first_sigma(σ, units)` itself.
     ritz_value : float
         The left-most Ritz value λ1; NaN if no Ritz pair is known.
     hessian_norm : float
@@ -104,7 +104,7 @@ class Subspace(Protocol):
     @property
     def sigma(self) -> float: ...
     @property
-    def sigma_untested(self) -> bool: ...
+    def sigma_unconfirmed(self) -> bool: ...
     @property
     def units(self) -> Units: ...
     @property
@@ -120,11 +120,7 @@ class Subspace(Protocol):
         """Return the vector v of the left-most Ritz pair, with ‖v‖ = 1; called only if `ritz_value` is not NaN."""
 
     def trial_point(self, x: Vector, step: CubicStep) -> Vector:
-        """Return x + s for a step that the model proposed.
-
-        f is evaluated there next, so that the memory of the products is better released before; a later product may
-        allocate it again.
-        """
+        """Return x + s for a step that the model proposed."""
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
@@ -133,7 +129,7 @@ class Subspace(Protocol):
         """Return the subspace after a product that was not finite, with this `problem` and without Ritz pairs."""
 
     def release(self) -> None:
-        """Release the memory of the products."""
+        """Release the memory of the products, before f is evaluated; a later product allocates it again."""
 
 
 class Model(Protocol):
@@ -145,7 +141,7 @@ class Model(Protocol):
         Whether it proposes steps. If not, it may still build a subspace for the escape rule.
     needs_products : bool
         Whether it needs Hessian products.
-    resolves : int
+    max_resolves : int
         How many further steps may be proposed in the same subspace after a rejection, with the σ that the acceptance
         rule returned.
     """
@@ -155,7 +151,7 @@ class Model(Protocol):
     @property
     def needs_products(self) -> bool: ...
     @property
-    def resolves(self) -> int: ...
+    def max_resolves(self) -> int: ...
 
     def build(self, here: Point) -> Subspace | None:
         """Return the subspace at a point; None: no step is proposed there."""
@@ -166,7 +162,7 @@ class Model(Protocol):
         After a rejection `here.rejected` is the rejected step.
         """
 
-    def charge(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, dim: int) -> int:
         """Return the products to count in `paper_calls` for a subspace that took `dim` products (D4)."""
 
 
@@ -182,8 +178,8 @@ class Acceptance(Protocol):
 class Escape(Protocol):
     """2.6 and 2.7: ends an iteration whose cubic steps were rejected, or that had none.
 
-    If `without_model`, the model proposes no steps, and this rule makes the step of the method. It then moves unless
-    its step is zero. σ is then a counter: it grows by γ with every value of f that is not finite.
+    If `model_proposes` is False, this rule makes the step of the method, and moves unless its step is zero. σ is then a
+    counter: it grows by γ with every value of f that is not finite.
 
     Attributes
     ----------
@@ -193,7 +189,7 @@ class Escape(Protocol):
 
     @property
     def needs_products(self) -> bool: ...
-    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, without_model: bool) -> Decision: ...
+    def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision: ...
 
 
 class SampleSettings(Protocol):

@@ -95,7 +95,7 @@ class Point:
         The caller's tolerance on ‖g‖.
     one_sample : bool
         Whether ρ is formed on S_g.
-    ahead : bool
+    evaluates_next_gradient : bool
         Whether the gradient at the next point may be evaluated now, since the next iteration starts with it.
     start : vector or None
         Start vector of Lanczos; None: the gradient.
@@ -113,7 +113,7 @@ class Point:
     units: Units
     tol: float = 0.0
     one_sample: bool = False
-    ahead: bool = False
+    evaluates_next_gradient: bool = False
     start: Vector | None = None
     rejected: CubicStep | None = None
 
@@ -152,8 +152,8 @@ class Point:
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
         unit = self.units.value
-        is_untrusted = unit > 0.0 and self.value - value > (abs(self.value) + unit) / self.space.eps**2
-        return -math.inf if is_untrusted else value
+        is_implausibly_low = unit > 0.0 and self.value - value > (abs(self.value) + unit) / self.space.eps**2
+        return -math.inf if is_implausibly_low else value
 
     def measure_units(self, product_norm: float) -> Units:
         """Return the units of this point if it is the first one.

@@ -55,9 +55,9 @@ class Factor:
 class PreconditionedOracle(WrappedOracle):
     """Evaluates f(Ly) as a function of y, where `inner` is the oracle of f and counts the evaluations."""
 
-    def __init__(self, inner: Oracle, factor: Factor) -> None:
+    def __init__(self, inner: Oracle, lower_factor: Factor) -> None:
         super().__init__(inner, inner.space)
-        self.factor = factor
+        self.lower_factor = lower_factor
         self._points: RecentCache[Vector] = RecentCache(REMEMBERED_POINTS)
         self._gradients: RecentCache[Vector] = RecentCache(2)
 
@@ -67,15 +67,15 @@ class PreconditionedOracle(WrappedOracle):
 
     def multiply(self, v: Vector) -> Vector:
         """Return Lv."""
-        return self.space.vector(self.factor.multiply(self.space.tensor(v)))
+        return self.space.vector(self.lower_factor.multiply(self.space.tensor(v)))
 
     def multiply_transposed(self, v: Vector) -> Vector:
         """Return Lᵀv."""
-        return self.space.vector(self.factor.multiply_transposed(self.space.tensor(v)))
+        return self.space.vector(self.lower_factor.multiply_transposed(self.space.tensor(v)))
 
     def solve(self, v: Vector) -> Vector:
         """Return L⁻¹v."""
-        return self.space.vector(self.factor.solve(self.space.tensor(v)))
+        return self.space.vector(self.lower_factor.solve(self.space.tensor(v)))
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
         return self.inner.is_cached(self.original(x))
@@ -118,7 +118,7 @@ class _PreconditionedOperator(Operator):
 
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error of the product; ‖L‖ bounds its ratio to that of H."""
-        return self.inner.error(*self._products.get(v, self._multiply)) * self.oracle.factor.largest
+        return self.inner.error(*self._products.get(v, self._multiply)) * self.oracle.lower_factor.largest
 
     def release(self) -> None:
         self.inner.release()
@@ -152,7 +152,7 @@ class PreconditionedRun(Run):
     def tol(self) -> float:
         """Tolerance on ‖∇f(x)‖."""
         error = self.objective.gradient_error(self.point) if self.limits.default_tol else 0.0
-        return max(self.limits.tol, error * self.factor)
+        return max(self.limits.tol, error * self.scale_of_f)
 
     @property
     def gradient_tolerance(self) -> float:
@@ -171,7 +171,7 @@ class PreconditionedRun(Run):
         return self._norm_of_objective()
 
     def _norm_of_objective(self) -> float:
-        return self.objective.space.norm(self.objective.gradient(self.point)[1]) * self.factor
+        return self.objective.space.norm(self.objective.gradient(self.point)[1]) * self.scale_of_f
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f."""
@@ -180,7 +180,7 @@ class PreconditionedRun(Run):
 
     def _limit_accuracy(self) -> None:
         """Set the tolerance up to which models are minimised: ‖∇f(x)‖ is at most the gradient norm over σ_min(L)."""
-        self.iteration.set_tolerance(self.limits.tol * self.change.factor.smallest)
+        self.iteration.set_tolerance(self.limits.tol * self.change.lower_factor.smallest)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""

@@ -39,7 +39,7 @@ class Trial:
         Its norm.
     grad_norm : float
         ‖g‖ at its start.
-    rounding : float
+    value_rounding : float
         The rounding error of f.
     """
 
@@ -49,10 +49,10 @@ class Trial:
     predicted: float
     step_norm: float
     grad_norm: float
-    rounding: float = 0.0
+    value_rounding: float = 0.0
 
 
-def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding: float = 0.0) -> Verdict:
+def classify(actual: float, predicted: float, eta1: float, eta2: float, value_rounding: float = 0.0) -> Verdict:
     """Return the class of a step: very successful if actual > η2·predicted, successful if actual ≥ η1·predicted.
 
     Parameters
@@ -61,12 +61,12 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding
         The actual and the predicted decrease.
     eta1, eta2 : float
         The thresholds η1 and η2 on their ratio.
-    rounding : float
+    value_rounding : float
         The rounding error of f, which is added to both decreases.
     """
     if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted <= 0.0:
         return Verdict.UNSUCCESSFUL
-    actual, predicted = actual + rounding, predicted + rounding
+    actual, predicted = actual + value_rounding, predicted + value_rounding
     if actual > eta2 * predicted:
         return Verdict.VERY_SUCCESSFUL
     if actual >= eta1 * predicted:
@@ -74,14 +74,14 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, rounding
     return Verdict.UNSUCCESSFUL
 
 
-def ratio(actual: float, predicted: float, rounding: float = 0.0) -> float:
+def ratio(actual: float, predicted: float, value_rounding: float = 0.0) -> float:
     """Return ρ for the record; NaN if it is not defined.
 
     Parameters
     ----------
-    actual, predicted, rounding : float
+    actual, predicted, value_rounding : float
         The actual and the predicted decrease, and the rounding error of f, which is added to both.
     """
-    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + rounding <= 0.0:
+    if not (math.isfinite(actual) and math.isfinite(predicted)) or predicted + value_rounding <= 0.0:
         return math.nan
-    return (actual + rounding) / (predicted + rounding)
+    return (actual + value_rounding) / (predicted + value_rounding)

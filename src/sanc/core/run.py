@@ -124,11 +124,12 @@ class Run:
     def curvature_tolerance(self) -> float:
         """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε.
 
-        ε is not raised to the error of differenced gradients: with it, that error would certify itself.
+        ε is `limits.tol`: the tolerance that is raised to the error of differenced gradients would let that error
+        enlarge its own tolerance.
         """
         if self.limits.curvature_tol is not None:
             return self.limits.curvature_tol
-        unit = self.factor  # an L2 of 1, scaled as f
+        unit = self.scale_of_f  # an L2 of 1, scaled as f
         return math.sqrt(self.limits.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
 
     def gradient_norm(self, g: Vector) -> float:
@@ -195,7 +196,7 @@ class Run:
         return self.full_oracle.unscaled_oracle
 
     @property
-    def factor(self) -> float:
+    def scale_of_f(self) -> float:
         """The power of two by which f is scaled."""
         return math.ldexp(1.0, self.full_oracle.exponent)
 
@@ -212,17 +213,17 @@ class Run:
         if not self.full_oracle.exponent:
             return record
         names = ("sigma", "grad_norm", "ritz_value", "model_decrease", "value", "trial_value")
-        return replace(record, **{name: getattr(record, name) / self.factor for name in names})
+        return replace(record, **{name: getattr(record, name) / self.scale_of_f for name in names})
 
     @property
     def unscaled_certificate(self) -> Certificate | None:
         """The certificate in the units of f."""
         cert = self.certificate
-        if cert is None or self.factor == 1.0:
+        if cert is None or self.scale_of_f == 1.0:
             return cert
-        names = ["grad_norm", "lambda_min", "error_bound", "rounding", "residual", "asymmetry"]
+        names = ["grad_norm", "lambda_min", "error_bound", "ritz_error", "residual", "asymmetry"]
         names += ["eps_gradient", "eps_curvature"]
-        return replace(cert, **{name: getattr(cert, name) / self.factor for name in names})
+        return replace(cert, **{name: getattr(cert, name) / self.scale_of_f for name in names})
 
     @property
     def message(self) -> str:

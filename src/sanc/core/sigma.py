@@ -81,7 +81,7 @@ def interpolated_sigma(ray: Ray, trial: Trial) -> float:
     sigma, verdict, predicted = ray.sigma, trial.verdict, trial.predicted
     if not math.isfinite(trial.actual):
         return ray.sigma_for(MIN_SHRINK_FACTOR)
-    kappa = sigma if predicted <= trial.rounding else sigma + 3.0 * (predicted - trial.actual) / ray.norm_cubed
+    kappa = sigma if predicted <= trial.value_rounding else sigma + 3.0 * (predicted - trial.actual) / ray.norm_cubed
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:

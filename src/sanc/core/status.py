@@ -62,8 +62,8 @@ class Ending:
     certificate : Certificate or None
         That of the point, if the test computed it.
     gradient_rounding : float
-        The error of the gradient, if the point has to be tested again with this tolerance. If there is a cause too, it
-        holds if that error may hide a decrease of f.
+        The error of the gradient, if the point has to be tested again with this tolerance. If there is a cause too, the
+        run ends with it unless that error can change f only slightly.
     """
 
     status: Status | None = None

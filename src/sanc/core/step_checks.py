@@ -18,7 +18,7 @@ _COMPARED_ITERATIONS = 5
 """Number of first iterations in which changes of f are compared with its gradients."""
 
 _ALLOWED_MISMATCHES = 2
-"""Mismatches allowed in these iterations. After one more, differences of values decide."""
+"""Mismatches allowed in these iterations. After one more, finite differences of f decide."""
 
 _MISMATCH_ERRORS = 1e3
 """Rounding errors of f that a mismatch has to exceed as well, as cancellation between terms larger than f."""
@@ -51,9 +51,9 @@ class StepMonitor:
     """Ends a run whose values, gradients and products contradict each other.
 
     Between two points f changes by about the mean of its directional derivatives there, and a step reaches at least
-    half of the predicted decrease. If three of the first steps contradict that, or one stays, differences of values
-    decide. An iteration that stays has tried every step, so a few evaluations to find the cause are cheap. After
-    iteration `_SYMMETRY_ITERATION` the symmetry of the products is checked once.
+    half of the predicted decrease. After three of the first steps that contradict that, or after a rejected iteration,
+    finite differences of f decide. A rejected iteration has tried every step, so a few more evaluations are cheap.
+    After iteration `_SYMMETRY_ITERATION` the symmetry of the products is checked once.
 
     Attributes
     ----------

@@ -330,7 +330,7 @@ class _Measurement:
     def _escape(self) -> tuple[float, float]:
         """Return the held-out decrease and the norm of the best step along negative curvature."""
         extremes, space = self.extremes, self.oracle.space
-        if not extremes.lambda_min + extremes.rounding < 0.0:
+        if not extremes.lambda_min + extremes.ritz_error < 0.0:
             return math.nan, math.nan
         direction: Any = self.leftmost
         if space.dot(self.gradient, direction) > 0.0:
@@ -374,7 +374,7 @@ class _Measurement:
             lambda_max=extremes.lambda_max,
             lambda_min_bound=extremes.lower_bound,
             lambda_max_bound=extremes.upper_bound,
-            rounding=extremes.rounding,
+            ritz_error=extremes.ritz_error,
             confidence=extremes.confidence,
             effective_dimension=dimension,
             effective_dimension_error=dimension_error,

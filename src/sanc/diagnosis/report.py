@@ -42,10 +42,10 @@ class Report:
     noise_scale : float
         Gradient-noise scale in rows: tr Cov(g of one row) / ‖∇f‖² without noise. Infinite if the gradient is all noise.
     lambda_min, lambda_max : float
-        Extreme Ritz values of the Hessian: λ_min is at most and λ_max at least this, up to `rounding`.
+        Extreme Ritz values of the Hessian: λ_min is at most and λ_max at least this, up to `ritz_error`.
     lambda_min_bound, lambda_max_bound : float
         Bounds on the other side, which hold with probability `confidence`.
-    rounding, confidence : float
+    ritz_error, confidence : float
         Error of the Ritz values, and the probability.
     effective_dimension : float
         Participation ratio (Σ|λ|)² / Σλ² of the spectrum, by stochastic Lanczos quadrature.
@@ -82,7 +82,7 @@ class Report:
     lambda_max: float
     lambda_min_bound: float
     lambda_max_bound: float
-    rounding: float
+    ritz_error: float
     confidence: float
     effective_dimension: float
     effective_dimension_error: float
@@ -108,7 +108,7 @@ class Report:
     @property
     def saddle(self) -> bool:
         """Whether the Hessian has negative curvature beyond roundoff; this is certain, not probable."""
-        return self.lambda_min + self.rounding < 0.0
+        return self.lambda_min + self.ritz_error < 0.0
 
     @property
     def max_lr(self) -> float:

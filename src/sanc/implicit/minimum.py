@@ -139,7 +139,7 @@ class Minimum:
         if not certificate.lower_bound > 0.0:
             self.solution.problem = "λ_min of its Hessian is not bounded away from zero"
         # A variable whose distance from a bound is δ has a multiplier of at most ‖H‖δ there.
-        norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.factor
+        norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.product_scale
         margin = known.eps_gradient / norm if known is not None and norm > 0.0 else 0.0
         if has_weak_bounds(self.solution.result) or self._reaches_bound(self._point(), margin):
             self.solution.problem = _ONE_SIDED

@@ -23,10 +23,10 @@ class AuthorsEscape(PaperEscape):
     It moves only if λ1 < −ε, compares with ε_g/L1 instead of ε_g²/L1, and uses the gradient on S_B.
     """
 
-    def choose(self, ritz_value: float, grad_norm: float, *, without_model: bool) -> tuple[Branch, float]:
+    def choose(self, ritz_value: float, grad_norm: float, *, model_proposes: bool) -> tuple[Branch, float]:
         """Return the branch with its step size: the step norm along v, or the factor of −g."""
         if not ritz_value < -self.epsilon:
-            stays = not without_model and not math.isnan(ritz_value)
+            stays = model_proposes and not math.isnan(ritz_value)
             return (Branch.STAYED, 0.0) if stays else (Branch.GRADIENT, 1.0 / self.L1)
         slack = self.epsilon / 4 if self.epsilon_g is None else self.epsilon_g
         return self.choose_with_slack(ritz_value, grad_norm, slack)

@@ -8,7 +8,7 @@ factorisation. The predicted decrease remains that of s: ratio test and σ are u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from sanc.core import cubic
 from sanc.core.acceptance import RatioTest
 from sanc.core.model import KrylovSubspace
+from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
@@ -39,20 +40,48 @@ _SAME_DIRECTION = 0.3
 
 
 def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
-    """Return the oracle of the residuals, the point of all variables, the free ones, and the factor of f."""
+    """Return the oracle of the residuals, the point of all variables, the free ones, and the scale of f."""
     scaled, places = here.oracle.full_oracle, here.oracle.places
     oracle = scaled.unscaled_oracle
     assert isinstance(oracle, ResidualOracle)
-    z, factor = here.oracle.full_point(here.x), math.ldexp(1.0, scaled.exponent)
-    return oracle, z, None if places is None else places.numpy(), factor
+    z, scale_of_f = here.oracle.full_point(here.x), math.ldexp(1.0, scaled.exponent)
+    return oracle, z, None if places is None else places.numpy(), scale_of_f
 
 
-def second_derivative(oracle: ResidualOracle, found: Evaluation, jacobian: Any, x: Any, s: Any) -> Floats:
+def second_derivative(oracle: ResidualOracle, evaluation: Evaluation, jacobian: Any, x: Any, s: Any) -> Floats:
     """Return r''(s, s) at x from one evaluation of the residuals."""
     near = oracle.residuals(oracle.unscaled(x + DIFFERENCE_FRACTION * s))
     linear = jacobian @ oracle.unscaled(s)
-    second: Floats = (2.0 / DIFFERENCE_FRACTION**2) * (near - found.r - DIFFERENCE_FRACTION * linear)
+    second: Floats = (2.0 / DIFFERENCE_FRACTION**2) * (near - evaluation.r - DIFFERENCE_FRACTION * linear)
     return second
+
+
+class ResidualCurvature:
+    """Evaluates r''(s, s) at one point; once for a step and shorter ones along nearly the same direction.
+
+    Parameters
+    ----------
+    oracle, evaluation
+        The oracle of the residuals, and their evaluation at the point.
+    face : Oracle
+        That of the free variables.
+    """
+
+    def __init__(self, oracle: ResidualOracle, evaluation: Evaluation, face: Oracle) -> None:
+        self.oracle, self.evaluation, self.face = oracle, evaluation, face
+        self._last: tuple[Any, Floats] | None = None  # the last step that was evaluated, and its r''(s, s)
+
+    def __call__(self, x: Any, s: Any) -> Floats:
+        """Return r''(s, s)."""
+        if self._last is not None:
+            last_step, last_second = self._last
+            ratio = float(s @ last_step) / float(last_step @ last_step)
+            if np.linalg.norm(s - ratio * last_step) <= _SAME_DIRECTION * np.linalg.norm(s):
+                return ratio * ratio * last_second
+        z, change = self.face.full_point(x), self.face.full_step(s)
+        second = second_derivative(self.oracle, self.evaluation, self.evaluation.jacobian, z, change)
+        self._last = s, second
+        return second
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,51 +90,37 @@ class AcceleratedSubspace(KrylovSubspace):
 
     Attributes
     ----------
-    oracle, found, factor
-        The oracle of the residuals, their evaluation at x, and the factor of f.
-    face : Oracle
-        That of the free variables.
+    curvature : ResidualCurvature
+        Evaluates r''(s, s) at x.
+    scale_of_f : float
+        The power of two by which f is multiplied.
     """
 
-    oracle: Any = None
-    found: Any = None
-    factor: float = 1.0
-    face: Any = None
-    cached_second: list[tuple[Any, Floats]] = field(default_factory=list)  # a cache: the last step, and its r''(s, s)
+    curvature: Any = None
+    scale_of_f: float = 1.0
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
         """Return x + s + a, or x + s if σ does not limit the step, or if a is too long or leads out of the box."""
         (s,) = self.krylov.combine(step.u)
-        self.release()
         trial = s + x
-        a = self._correction(x, s, step) if self.face.is_inside(trial) else None
+        face = self.curvature.face
+        a = self._correction(x, s, step) if face.is_inside(trial) else None
         if a is None:
             return trial
         corrected = x + (s + a)
-        return corrected if self.face.is_inside(corrected) else trial
+        return corrected if face.is_inside(corrected) else trial
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
-        spectrum, found = self.spectrum, self.found
+        spectrum, curvature = self.spectrum, self.curvature
         if spectrum is None or not step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(spectrum.leftmost, 0.0):
             return None
-        second, weights = self._second_derivative(x, s), found.model_weights()
-        columns = found.transposed(second if weights is None else weights * second)
-        g = self.face.compress(self.oracle.variables.gradient(columns) * self.factor)
+        second, weights = curvature(x, s), curvature.evaluation.model_weights()
+        columns = curvature.evaluation.transposed(second if weights is None else weights * second)
+        g = curvature.face.compress(curvature.oracle.variables.gradient(columns) * self.scale_of_f)
         u = -0.5 * (self.krylov.basis @ g) / (spectrum.values + step.multiplier)
         if not np.linalg.norm(u) <= MAX_CORRECTION * step.norm:
             return None
         return self.krylov.combine(u)[0]
-
-    def _second_derivative(self, x: Any, s: Any) -> Floats:
-        """Return r''(s, s), of a step along a rejected one without an evaluation."""
-        for before, second in self.cached_second:
-            ratio = float(s @ before) / float(before @ before)
-            if np.linalg.norm(s - ratio * before) <= _SAME_DIRECTION * np.linalg.norm(s):
-                return ratio * ratio * second
-        z, change = self.face.full_point(x), self.face.full_step(s)
-        second = second_derivative(self.oracle, self.found, self.found.jacobian, z, change)
-        self.cached_second[:] = [(s, second)]
-        return second
 
 
 def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
@@ -116,12 +131,12 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     is_curved = here.state.rule_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
     if not is_curved or subspace.step is None or here.start is not None:
         return subspace
-    oracle, z, _, factor = residual_parts(here)
+    oracle, z, _, scale_of_f = residual_parts(here)
     if oracle.full:
         return subspace
     shared = {item.name: getattr(subspace, item.name) for item in fields(KrylovSubspace)}
-    found = oracle.with_jacobian(z)
-    return AcceleratedSubspace(**shared, oracle=oracle, found=found, factor=factor, face=here.oracle)
+    curvature = ResidualCurvature(oracle, oracle.with_jacobian(z), here.oracle)
+    return AcceleratedSubspace(**shared, curvature=curvature, scale_of_f=scale_of_f)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,9 @@ class CorrectedSubspace(KrylovSubspace):
     """The space of a dense Jacobian, with trial points x + s + a."""
 
     oracle: ResidualOracle | None = None
-    found: Evaluation | None = None
+    evaluation: Evaluation | None = None
     jacobian: JacobianMatrix | None = None
-    factor: float = 1.0
+    scale_of_f: float = 1.0
 
     def trial_point(self, x: Vector, step: cubic.CubicStep) -> Vector:
         """Return x + s + a, or x + s if a is too long."""
@@ -39,14 +39,14 @@ class CorrectedSubspace(KrylovSubspace):
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Floats | None:
         """Return a in the eigenbasis; None if there are bounds, or if it is too long."""
-        oracle, found, space = self.oracle, self.found, self.krylov
-        if oracle is None or found is None:
+        oracle, evaluation, space = self.oracle, self.evaluation, self.krylov
+        if oracle is None or evaluation is None:
             return None
         assert isinstance(space, GramSpace)
-        second = second_derivative(oracle, found, self.jacobian, x, s)
-        weights = found.model_weights()
+        second = second_derivative(oracle, evaluation, self.jacobian, x, s)
+        weights = evaluation.model_weights()
         projections = space.project(second if weights is None else np.sqrt(weights) * second)
-        u = -0.5 * self.factor**0.5 * projections / (space.values + step.multiplier)
+        u = -0.5 * self.scale_of_f**0.5 * projections / (space.values + step.multiplier)
         return u if np.linalg.norm(u) <= MAX_CORRECTION * step.norm else None
 
 
@@ -60,17 +60,22 @@ class CorrectedModel(JacobianModel):
 
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""
-        oracle, z, places, factor = residual_parts(here)
-        found = oracle.with_jacobian(z)
-        jacobian = found.jacobian
+        oracle, z, places, scale_of_f = residual_parts(here)
+        evaluation = oracle.with_jacobian(z)
+        jacobian = evaluation.jacobian
         if oracle.full or not isinstance(jacobian, JacobianMatrix):
             return CubicModel.build(self, here)
-        weights = found.model_weights()
-        krylov = jacobian.decompose(oracle.scale, places, weights, factor)
-        krylov.set_gradient(*_gradient(here, found, krylov, weights, factor))
+        weights = evaluation.model_weights()
+        krylov = jacobian.decompose(oracle.scale, places, weights, scale_of_f)
+        krylov.set_gradient(*_gradient(here, evaluation, krylov, weights, scale_of_f))
         values, projections = krylov.values, krylov.projected_gradient
         spectrum = cubic.Spectrum(values, np.eye(len(values)))
-        corrected: dict[str, Any] = {"oracle": oracle, "found": found, "jacobian": jacobian, "factor": factor}
+        corrected: dict[str, Any] = {
+            "oracle": oracle,
+            "evaluation": evaluation,
+            "jacobian": jacobian,
+            "scale_of_f": scale_of_f,
+        }
         corrected = {} if here.oracle.box is not None else corrected
         has_gradient = bool(np.linalg.norm(projections) > 0.0)
         limit = step_limit(self, here, product_norm(values, projections, has_gradient))
@@ -79,11 +84,11 @@ class CorrectedModel(JacobianModel):
 
 
 def _gradient(
-    here: Point, found: Evaluation, krylov: GramSpace, weights: Floats | None, factor: float
+    here: Point, evaluation: Evaluation, krylov: GramSpace, weights: Floats | None, scale_of_f: float
 ) -> tuple[Floats, bool]:
     """Return the gradient in the eigenbasis, and whether it is the start of the space."""
     if weights is None:
-        projections = factor**0.5 * krylov.project(found.r)
+        projections = scale_of_f**0.5 * krylov.project(evaluation.r)
     else:  # rows of weight 0 have a gradient, too
         projections = krylov.coordinates(np.asarray(here.g))
     if not np.isfinite(projections).all():

@@ -163,7 +163,7 @@ def least_squares(
         max_time=math.inf if max_time is None else max_time,
         max_nfev=math.inf if max_nfev is None else max_nfev,
     )
-    run = LeastSquaresRun(oracle, Iteration(method, seed, ahead=True), limits, x, seed, box)
+    run = LeastSquaresRun(oracle, Iteration(method, seed, evaluates_next_gradient=True), limits, x, seed, box)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         status = _run(run, _reporter(callback, points))
         return _result(run, status, points)
@@ -172,8 +172,8 @@ def least_squares(
 def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
     """Iterate until the run ends; a start whose residuals or Jacobian are not finite is an ending, too."""
     oracle = run.residual_oracle
-    found = oracle.evaluation(run.point)
-    if not math.isfinite(found.terms.cost):
+    evaluation = oracle.evaluation(run.point)
+    if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
     run.prepare()
     return run_to_end(run, report)
@@ -294,20 +294,20 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> Result:
     oracle, z = run.residual_oracle, run.point
     meter = oracle.meter
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
-    found = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
+    evaluation = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.compute_certificate(run.oracle, None, run.seed)
-    g = np.full_like(found.x, np.nan) if found.jacobian is None else found.gradient()
+    g = np.full_like(evaluation.x, np.nan) if evaluation.jacobian is None else evaluation.gradient()
     active = np.zeros(len(g), int)
     if run.box is not None:
         space = oracle.space
         active = run.box.active(space.tensor(z), space.tensor(g)).numpy().astype(int)
     held = ((active == -1) & (g >= 0.0)) | ((active == 1) & (g <= 0.0))
     result = Result(
-        x=points.build(found.x),
-        cost=found.terms.cost,
-        fun=_like(found.r, points),
-        jac=_like(found.jacobian, points),
+        x=points.build(evaluation.x),
+        cost=evaluation.terms.cost,
+        fun=_like(evaluation.r, points),
+        jac=_like(evaluation.jacobian, points),
         grad=_like(g, points),
         optimality=float(np.max(np.where(held, 0.0, np.abs(g)))),
         active_mask=active,

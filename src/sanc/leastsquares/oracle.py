@@ -196,18 +196,18 @@ class ResidualOracle(CallableOracle):
         """Return the residuals at a point, evaluated once."""
         if self._last[0] is not z:
             self._last = z, self._known.get(z, self._find)
-        found: Evaluation = self._last[1]
-        return found
+        evaluation: Evaluation = self._last[1]
+        return evaluation
 
     def _find(self, z: Any) -> Evaluation:
         """Return the evaluation at an equal point, or a new one."""
         x = self.unscaled(z)
         key = x.tobytes()
-        found = self._evaluations.pop(key, None) or self._evaluate_residuals(x)
-        self._evaluations[key] = found
+        evaluation = self._evaluations.pop(key, None) or self._evaluate_residuals(x)
+        self._evaluations[key] = evaluation
         while len(self._evaluations) > _CACHED_POINTS:
             del self._evaluations[next(iter(self._evaluations))]
-        return found
+        return evaluation
 
     def _evaluate_residuals(self, x: Floats) -> Evaluation:
         r = self.residuals(x)
@@ -215,13 +215,13 @@ class ResidualOracle(CallableOracle):
 
     def with_jacobian(self, z: Any) -> Evaluation:
         """Return the residuals and the Jacobian at a point."""
-        found = self.evaluation(z)
-        if found.jacobian is None:
+        evaluation = self.evaluation(z)
+        if evaluation.jacobian is None:
             for other in self._evaluations.values():
                 if isinstance(other.jacobian, JacobianMatrix):  # a large one; its gradient stays cached
                     other.jacobian = None
-            found.jacobian = self.residuals.jacobian(found.x, found.r)
-        return found
+            evaluation.jacobian = self.residuals.jacobian(evaluation.x, evaluation.r)
+        return evaluation
 
     # Values, gradients and products in scaled variables.
 
@@ -229,15 +229,15 @@ class ResidualOracle(CallableOracle):
         return self.evaluation(z).terms.cost
 
     def gradient(self, z: Any) -> tuple[float, Any]:
-        found = self.with_jacobian(z)
-        return found.terms.cost, self._scaled_gradient(found)
+        evaluation = self.with_jacobian(z)
+        return evaluation.terms.cost, self._scaled_gradient(evaluation)
 
-    def _scaled_gradient(self, found: Evaluation) -> Any:
+    def _scaled_gradient(self, evaluation: Evaluation) -> Any:
         """Return the gradient, the same object for the same point."""
-        variables, g = found.scaled_gradient
+        variables, g = evaluation.scaled_gradient
         if variables is not self.variables:
-            g = self.variables.gradient(found.gradient()).astype(self.space.dtype, copy=False)
-            found.scaled_gradient = self.variables, g
+            g = self.variables.gradient(evaluation.gradient()).astype(self.space.dtype, copy=False)
+            evaluation.scaled_gradient = self.variables, g
         return g
 
     def is_cached(self, z: Any) -> tuple[bool, bool]:
@@ -265,28 +265,28 @@ class ResidualOracle(CallableOracle):
 
     def full_matrix(self, z: Any) -> tuple[Floats, float] | None:
         """Return the whole Hessian and the error of its products; None if there are many variables."""
-        found = self.with_jacobian(z)
-        if not found.is_dense or len(found.x) > _MATRIX_VARIABLES:
+        evaluation = self.with_jacobian(z)
+        if not evaluation.is_dense or len(evaluation.x) > _MATRIX_VARIABLES:
             return None
-        if self._matrix is None or self._matrix[0] is not found or self._matrix[1] is not self.variables:
-            self._matrix = found, self.variables, *_FullOperator(self, z).columns()
+        if self._matrix is None or self._matrix[0] is not evaluation or self._matrix[1] is not self.variables:
+            self._matrix = evaluation, self.variables, *_FullOperator(self, z).columns()
         return self._matrix[2:]
 
     def eigenbasis(self, z: Any, places: Any = None) -> Eigenbasis | None:
-        found = self.with_jacobian(z)
-        if not found.is_dense:
+        evaluation = self.with_jacobian(z)
+        if not evaluation.is_dense:
             return None
         if self.full:
             known = self.full_matrix(z)
             matrix = None if known is None else known[0]
-            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(found), places)
-        return self._model(found, places)[0]
+            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), places)
+        return self._model(evaluation, places)[0]
 
-    def _model(self, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+    def _model(self, evaluation: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
         """Return the eigenbasis of the model at a point, and its offset, computed once."""
         key = None if places is None else places.tobytes()
-        if self._basis is None or self._basis[0] is not found or self._basis[1] != key:
-            self._basis = found, key, *_decompose(self, found, places)
+        if self._basis is None or self._basis[0] is not evaluation or self._basis[1] != key:
+            self._basis = evaluation, key, *_decompose(self, evaluation, places)
         return self._basis[2:]
 
     def offset_tolerance(self, z: Any, places: Any) -> float:
@@ -296,17 +296,17 @@ class ResidualOracle(CallableOracle):
         the range of the Jacobian. Its ratio to the residuals is the criterion of Bates and Watts (1981). Unlike the
         gradient norm, it does not depend on how close the columns of the Jacobian are to each other.
         """
-        found = self.with_jacobian(z)
-        if not found.is_dense:
+        evaluation = self.with_jacobian(z)
+        if not evaluation.is_dense:
             return 0.0
         factor = min(_OFFSET_FACTOR, max(1.0, _MAX_OFFSET / self.tol)) if self.tol > 0.0 else 1.0
         largest = factor * self.tolerance(z)
         try:
-            basis, offset = self._model(found, places)
+            basis, offset = self._model(evaluation, places)
         except NonFiniteProductError:
             return 0.0
         # ‖∇f‖ is at most ‖J‖ times the offset; in column variables ‖J‖² is at most 2n.
-        norm = 2.0 * len(found.x) if self.is_preconditioned else max(float(basis.values[-1]), 0.0)
+        norm = 2.0 * len(evaluation.x) if self.is_preconditioned else max(float(basis.values[-1]), 0.0)
         return math.sqrt(norm) * largest if offset <= largest else 0.0
 
     def update_term(self, before: Evaluation, after: Evaluation) -> None:
@@ -316,13 +316,13 @@ class ResidualOracle(CallableOracle):
 
     def _full_product(self, z: Any, v: Any) -> Floats:
         """Return the product with the whole Hessian, of automatic differentiation."""
-        found = self.with_jacobian(z)
-        if self._second is None or self._second[0] is not found:
-            self._second = found, self.residuals.second_order_product(found.x, found.terms.weighted)
+        evaluation = self.with_jacobian(z)
+        if self._second is None or self._second[0] is not evaluation:
+            self._second = evaluation, self.residuals.second_order_product(evaluation.x, evaluation.terms.weighted)
         moved = self.unscaled(v)
-        change = found.jacobian @ moved
-        weights = found.terms.weights
-        product = found.transposed(change if weights is None else weights * change) + self._second[1](moved)
+        change = evaluation.jacobian @ moved
+        weights = evaluation.terms.weights
+        product = evaluation.transposed(change if weights is None else weights * change) + self._second[1](moved)
         return self.variables.gradient(product)  # type: ignore[no-any-return]
 
     def tolerance(self, z: Any) -> float:
@@ -346,41 +346,43 @@ class ResidualOracle(CallableOracle):
 
     # Scaling.
 
-    def column_exponents(self, found: Evaluation) -> Floats:
+    def column_exponents(self, evaluation: Evaluation) -> Floats:
         """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column.
 
         The parameters of a network have one unit, and keep their proportions: the exponent is that of the largest norm.
         Separate ones would lengthen steps of parameters that have little effect, as those of saturated units.
         """
         with np.errstate(divide="ignore"):
-            norms = found.column_norms()
+            norms = evaluation.column_norms()
             if self.residuals.network is not None:
                 norms = np.full_like(norms, norms.max())
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
-    def final_exponents(self, found: Evaluation) -> Floats:
+    def final_exponents(self, evaluation: Evaluation) -> Floats:
         """Return the exponents of the columns at a point; for variables without an effect, the largest so far."""
-        now = self.column_exponents(found)
-        threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(found.terms.weighted))
-        has_effect = found.column_norms() * np.abs(found.x) >= threshold  # of a relative change of the variable
+        now = self.column_exponents(evaluation)
+        threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(evaluation.terms.weighted))
+        has_effect = (
+            evaluation.column_norms() * np.abs(evaluation.x) >= threshold
+        )  # of a relative change of the variable
         return np.where(np.isfinite(now) & has_effect, now, self.exponents)
 
     def precondition(self, factor: Floats) -> None:
         """Use the variables z = L⁻¹x of a preconditioner LLᵀ from now on; `factor` is L, or its diagonal."""
         self.variables, self.is_preconditioned = Variables(factor), True
 
-    def column_variables(self, found: Evaluation) -> Variables:
+    def column_variables(self, evaluation: Evaluation) -> Variables:
         """Return the variables in which gradient and curvature of a point are tested, whatever those of the run."""
-        return Variables(self._scale_of(self.final_exponents(found)))
+        return Variables(self._scale_of(self.final_exponents(evaluation)))
 
     def in_columns(self, z: Any) -> tuple[ResidualOracle, Any]:
         """Return this oracle in the variables of `column_variables` at a point, and the point in them."""
-        found, oracle = self.with_jacobian(z), copy(self)
-        oracle.variables = self.column_variables(found)
+        evaluation, oracle = self.with_jacobian(z), copy(self)
+        oracle.variables = self.column_variables(evaluation)
         oracle._known, oracle._last, oracle._basis = RecentCache(_CACHED_POINTS), (None, None), None
         if oracle.hessp is not None:
             oracle.hessp = oracle._full_product
-        return oracle, oracle.scaled(found.x)
+        return oracle, oracle.scaled(evaluation.x)
 
     def _scale_of(self, exponents: Floats) -> Floats:
         """Return d of binary exponents of column norms."""
@@ -414,10 +416,10 @@ class _ModelOperator(Operator):
     def __call__(self, v: Any) -> Any:
         oracle = self.oracle
         oracle.meter.count_product(1)
-        found = oracle.with_jacobian(self.z)
+        evaluation = oracle.with_jacobian(self.z)
         if oracle.term.is_used and not oracle.term.is_estimated:
             return _full_operator(oracle, self.z)(v)
-        product = oracle.variables.gradient(found.gauss_newton_product(oracle.unscaled(v)))
+        product = oracle.variables.gradient(evaluation.gauss_newton_product(oracle.unscaled(v)))
         if oracle.term.is_used:
             product = product + oracle.term.matrix @ v
         return product.astype(oracle.space.dtype, copy=False)
@@ -444,15 +446,15 @@ class _FullOperator(CallableOperator):
         norm = o.space.norm(v)
         if norm == 0.0:
             return o.space.zeros()
-        found = o.with_jacobian(self.x)
-        change, weights = found.jacobian @ o.unscaled(v), found.terms.weights
-        product = o.variables.gradient(found.transposed(change if weights is None else weights * change))
-        second = self._second_order(found, v, factor * self.step() / norm)
+        evaluation = o.with_jacobian(self.x)
+        change, weights = evaluation.jacobian @ o.unscaled(v), evaluation.terms.weights
+        product = o.variables.gradient(evaluation.transposed(change if weights is None else weights * change))
+        second = self._second_order(evaluation, v, factor * self.step() / norm)
         return (product + second).astype(o.space.dtype, copy=False)
 
-    def _second_order(self, found: Evaluation, v: Any, h: float) -> Any:
+    def _second_order(self, evaluation: Evaluation, v: Any, h: float) -> Any:
         """Return Σ w_i ∇²r_i v by the difference of Jᵀw along hv, with the weights at x and points in the bounds."""
-        o, w = self.oracle, found.terms.weighted
+        o, w = self.oracle, evaluation.terms.weighted
         if o.box is None:
             return (o.weighted_columns(self.x + h * v, w) - o.weighted_columns(self.x - h * v, w)) * (0.5 / h)
         x, second = o.space.tensor(self.x), o.space.zeros()
@@ -467,13 +469,13 @@ class _FullOperator(CallableOperator):
         identity = np.eye(o.space.dim, dtype=o.space.dtype)
         if o.hessp is not None:
             return np.array([o.hessp(self.x, e) for e in identity], np.float64).T, 0.0
-        found, h = o.with_jacobian(self.x), self.step()
-        scaled, weights = o.variables.columns(found.jacobian), found.terms.weights
+        evaluation, h = o.with_jacobian(self.x), self.step()
+        scaled, weights = o.variables.columns(evaluation.jacobian), evaluation.terms.weights
         first = scaled.T @ (scaled if weights is None else weights[:, None] * scaled)
-        second = np.array([self._second_order(found, e, h) for e in identity]).T
+        second = np.array([self._second_order(evaluation, e, h) for e in identity]).T
         v = np.cos(np.arange(o.space.dim)).astype(o.space.dtype)  # a vector without zeros, and not of equal entries
         v /= o.space.norm(v)
-        doubled = self._second_order(found, v, 2.0 * h)
+        doubled = self._second_order(evaluation, v, 2.0 * h)
         return (first + second).astype(np.float64), self.estimated_error(v, doubled, second @ v)
 
     def error(self, v: Any, product: Any) -> float:
@@ -481,21 +483,21 @@ class _FullOperator(CallableOperator):
         return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
 
 
-def _decompose(oracle: ResidualOracle, found: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+def _decompose(oracle: ResidualOracle, evaluation: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
     """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
 
     A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
     the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have.
     """
-    m, n = found.jacobian.shape
+    m, n = evaluation.jacobian.shape
     n = n if places is None else len(places)
-    weights = found.model_weights()
+    weights = evaluation.model_weights()
     extended = np.empty((m, n + (weights is None)), order="F")
-    columns = oracle.variables.columns(found.jacobian, places, extended[:, :n])
+    columns = oracle.variables.columns(evaluation.jacobian, places, extended[:, :n])
     if weights is None:
-        extended[:, n] = found.r
+        extended[:, n] = evaluation.r
     else:
-        gradient = columns.T @ found.terms.weighted
+        gradient = columns.T @ evaluation.terms.weighted
         columns *= np.sqrt(weights)[:, None]
     factored, _, _, info = dgeqrf(extended, overwrite_a=True)
     size = min(m, n)

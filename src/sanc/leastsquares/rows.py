@@ -187,10 +187,10 @@ class FitProblem(Problem):
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
         first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)
         limit = torch.where(rows.last_step_norm > 0.0, MAX_GROWTH * rows.last_step_norm, first)
-        return limit, torch.ones_like(rows.sigma_untested)
+        return limit, torch.ones_like(rows.sigma_unconfirmed)
 
-    def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, rounding: Tensor) -> Tensor:
-        sigma = super().after_trial(rows, verdict, actual, rounding)
+    def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:
+        sigma = super().after_trial(rows, verdict, actual, value_rounding)
         smallest = rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
         return torch.where(verdict == rules.VERY_SUCCESSFUL, smallest, sigma)
 

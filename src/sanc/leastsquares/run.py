@@ -30,8 +30,8 @@ class _Tested(NamedTuple):
 class LeastSquaresRun(Run):
     """A run whose variables are scaled by the column norms of the Jacobian.
 
-    The norms are the largest so far, as Moré (1978) has it. Before the run ends, gradient
-    and curvature are tested in variables that are scaled by the norms of the last point.
+    The norms are the largest so far, as Moré (1978) proposed. Before the run ends, gradient and curvature are tested in
+    variables that are scaled by the norms of the last point.
 
     Attributes
     ----------
@@ -54,13 +54,13 @@ class LeastSquaresRun(Run):
         """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
         point, tested = self.point, self._tested
         if tested is not None and tested.point is point:
-            return tested.tolerance * self.factor
-        return self.residual_oracle.tolerance(point) * self.factor
+            return tested.tolerance * self.scale_of_f
+        return self.residual_oracle.tolerance(point) * self.scale_of_f
 
     @property
     def curvature_tolerance(self) -> float:
         """Tolerance on negative curvature in scaled variables, relative to the residuals."""
-        return self.residual_oracle.curvature_tolerance(self.point) * self.factor
+        return self.residual_oracle.curvature_tolerance(self.point) * self.scale_of_f
 
     def prepare(self) -> None:
         """Measure the last step, and scale the variables; where the run may end, prepare the whole Hessian."""
@@ -72,21 +72,21 @@ class LeastSquaresRun(Run):
     def _enter_point(self) -> _Tested:
         """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
         oracle = self.residual_oracle
-        found = oracle.with_jacobian(self.point)
-        last, self.last = self.last, found
+        evaluation = oracle.with_jacobian(self.point)
+        last, self.last = self.last, evaluation
         step = None
-        if last is not None and found is not last:
-            step = found.x - last.x
-            oracle.update_term(last, found)
+        if last is not None and evaluation is not last:
+            step = evaluation.x - last.x
+            oracle.update_term(last, evaluation)
         if oracle.is_preconditioned:
-            oracle.exponents = np.maximum(oracle.exponents, oracle.column_exponents(found))
+            oracle.exponents = np.maximum(oracle.exponents, oracle.column_exponents(evaluation))
             return self._test_point()
-        if (found.column_norms() > oracle.column_limits).any():
-            self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(found)), step)
+        if (evaluation.column_norms() > oracle.column_limits).any():
+            self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(evaluation)), step)
         tested = self._test_point()
         if not tested.is_stationary:
             return tested
-        exponents = oracle.final_exponents(found)
+        exponents = oracle.final_exponents(evaluation)
         if np.array_equal(exponents, oracle.exponents):
             return tested
         self._rescale(exponents, step)
@@ -109,7 +109,7 @@ class LeastSquaresRun(Run):
     def gradient_norm(self, g: Vector) -> float:
         """Return ‖∇f‖ at the current point, with a preconditioner in variables scaled by the columns."""
         return (
-            self._norm_in_columns(g) * self.factor
+            self._norm_in_columns(g) * self.scale_of_f
             if self.residual_oracle.is_preconditioned
             else super().gradient_norm(g)
         )
@@ -119,8 +119,8 @@ class LeastSquaresRun(Run):
         oracle = self.residual_oracle
         if not oracle.is_preconditioned:
             return oracle.norm(g)
-        found = oracle.with_jacobian(self.point)
-        return oracle.norm(oracle.column_variables(found).gradient(found.gradient()))
+        evaluation = oracle.with_jacobian(self.point)
+        return oracle.norm(oracle.column_variables(evaluation).gradient(evaluation.gradient()))
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
         """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""
@@ -173,7 +173,7 @@ class LeastSquaresRun(Run):
             known = residuals.full_matrix(oracle.full_point(x)) if dim > 0 else None
         if known is None or not np.isfinite(known[0]).all():
             return None
-        matrix, error = known[0] * self.factor, known[1] * self.factor
+        matrix, error = known[0] * self.scale_of_f, known[1] * self.scale_of_f
         if oracle.places is not None:
             places = oracle.places.numpy()
             matrix = matrix[np.ix_(places, places)]
@@ -188,7 +188,7 @@ class LeastSquaresRun(Run):
             grad_norm=oracle.space.norm(oracle.gradient(x)[1]),
             lambda_min=float(values[0]),
             error_bound=rounding,
-            rounding=rounding,
+            ritz_error=rounding,
             residual=0.0,
             asymmetry=asymmetry,
             confidence=1.0,

@@ -66,7 +66,7 @@ def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
     first_step = torch.maximum((2.0 * eps) ** 0.5 * f_length, eps**0.5 * max_step)
     sign = torch.where(spectra.c[:, 0] > 0.0, -1.0, 1.0)
     best, below = x, value - eps * value.abs()
-    found = torch.zeros_like(part.sigma_untested)
+    found = torch.zeros_like(part.sigma_unconfirmed)
     for side in (1.0, -1.0):
         step, searching, lowered = first_step, ~found, torch.zeros_like(found)
         while bool((searching & (step <= max_step)).any()):

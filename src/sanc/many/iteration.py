@@ -97,10 +97,10 @@ class ManyIteration:
     def _accept_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
         """Accept and reject cubic steps, and return which; some rows try a longer step instead."""
         is_cubic = rows.trial.mode == CUBIC
-        rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
+        value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
         actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic)
-        verdict = rules.classify(actual, rows.trial.predicted, rounding)
-        sigma = self.problem.after_trial(rows, verdict, actual, rounding)
+        verdict = rules.classify(actual, rows.trial.predicted, value_rounding)
+        sigma = self.problem.after_trial(rows, verdict, actual, value_rounding)
         accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
         rejected = is_cubic & ~accepted
         before, rows.accepted = rows.accepted, Accepted(rows.trial, value, sigma, verdict)
@@ -108,8 +108,8 @@ class ManyIteration:
             rows.accepted = rows.accepted.where(accepted, before)
         rows.sigma = torch.where(rejected, sigma, rows.sigma)
         if self.problem.tries_longer_steps:
-            rho = rules.ratio(actual, rows.trial.predicted, rounding)
-            longer = accepted & rows.sigma_untested & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
+            rho = rules.ratio(actual, rows.trial.predicted, value_rounding)
+            longer = accepted & rows.sigma_unconfirmed & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
             accepted = accepted & ~self._propose_longer(rows, longer)
         return accepted, rejected
 
@@ -133,7 +133,7 @@ class ManyIteration:
 
     def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
         """Set longer trial points in some of the rows `wanted`; return in which."""
-        places = torch.nonzero(wanted & (rows.trials <= rules.RESOLVES)).reshape(-1)
+        places = torch.nonzero(wanted & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
         proposed = torch.zeros_like(wanted)
         if len(places) == 0:
             return proposed
@@ -180,17 +180,17 @@ class ManyIteration:
         count = int(pending.sum())
         if count == 0:
             return
-        before = rows.trial, rows.sigma, rows.sigma_untested
+        before = rows.trial, rows.sigma, rows.sigma_unconfirmed
         self._propose(rows)
         if rows.lower is not None:
             self._shorten(rows, pending & before[0].truncated & (rows.trials > 0), before[0].norm)
-        last = torch.nonzero(pending & (rows.trials > rules.RESOLVES)).reshape(-1)
+        last = torch.nonzero(pending & (rows.trials > rules.MAX_RESOLVES)).reshape(-1)
         if len(last):
             rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
         if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
             rows.trial = rows.trial.where(pending, before[0])
             rows.sigma = torch.where(pending, rows.sigma, before[1])
-            rows.sigma_untested = torch.where(pending, rows.sigma_untested, before[2])
+            rows.sigma_unconfirmed = torch.where(pending, rows.sigma_unconfirmed, before[2])
 
     def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
@@ -253,7 +253,7 @@ class ManyIteration:
         sigma = self.problem.after_trial(part, torch.zeros_like(part.trials), nan, torch.zeros_like(nan))
         part.sigma = torch.where(escapes, part.sigma, sigma)
         rows.set(places, part)
-        chosen = torch.zeros_like(rows.sigma_untested).index_fill(0, places, True)
+        chosen = torch.zeros_like(rows.sigma_unconfirmed).index_fill(0, places, True)
         stays = self._halve(rows, chosen & (rows.trial.mode == ESCAPE))
         if bool(stays.any()):
             self._stay(rows, stays)
@@ -265,10 +265,10 @@ class ManyIteration:
         if len(places) == 0:
             return
         part = rows.take(places)
-        no = torch.zeros_like(part.sigma_untested)
+        no = torch.zeros_like(part.sigma_unconfirmed)
         self._count_iteration(part, no, no)
         self._end_stalled(part)
-        part.sigma_untested = no
+        part.sigma_unconfirmed = no
         rows.set(places, part)
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
@@ -369,7 +369,7 @@ class ManyIteration:
     def _measure_units(self, rows: Rows) -> None:
         """Measure the units of rows at their first points, and their initial σ."""
         first = rows.unit_length == 0.0
-        rows.sigma_untested = first & self.problem.tries_longer_steps
+        rows.sigma_unconfirmed = first & self.problem.tries_longer_steps
         if not bool(first.any()):
             return
         c, hessian_norm = rows.spectra.c, rows.spectra.hessian_norm
@@ -393,7 +393,7 @@ class ManyIteration:
         if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
             sigma = rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
-            rows.sigma_untested = rows.sigma_untested | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
+            rows.sigma_unconfirmed = rows.sigma_unconfirmed | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
             rows.sigma = sigma
         steps = models.solve(rows.sigma, self._signs(rows))
         s = multiply(rows.spectra.vectors, steps.y) * rows.scale

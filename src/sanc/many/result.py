@@ -109,7 +109,7 @@ class ManyResult:
             grad_norm=float(self.grad_norm[row]),
             lambda_min=float(self.lambda_min[row]),
             error_bound=error,
-            rounding=error if is_dense else 0.0,
+            ritz_error=error if is_dense else 0.0,
             residual=0.0,
             asymmetry=0.0,
             confidence=self.confidence,

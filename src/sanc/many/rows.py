@@ -201,7 +201,7 @@ class Rows(Group):
         Units of the variables: norms, gradients and steps of the rules are those of x/scale.
     sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
         As in `sanc.core.point`.
-    sigma_untested : Tensor
+    sigma_unconfirmed : Tensor
         Whether no value of f has confirmed σ.
     tol, curvature_tol : Tensor
         Tolerances of the row.
@@ -226,7 +226,7 @@ class Rows(Group):
     free: Tensor | None
     scale: Tensor
     sigma: Tensor
-    sigma_untested: Tensor
+    sigma_unconfirmed: Tensor
     unit_length: Tensor
     unit_cubic: Tensor
     last_step_norm: Tensor
@@ -262,7 +262,7 @@ class Rows(Group):
             free=None,
             scale=torch.ones_like(point.g),
             sigma=zero,
-            sigma_untested=none,
+            sigma_unconfirmed=none,
             unit_length=zero,
             unit_cubic=zero,
             last_step_norm=zero,
@@ -360,7 +360,7 @@ class Problem:
         limit = rules.max_step_norm(rows.unit_length, rows.x_norm, rows.last_step_norm)
         return limit, rows.last_step_norm > 0.0
 
-    def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, rounding: Tensor) -> Tensor:
+    def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:
         """Return σ after the trial steps."""
         trial = rows.trial
-        return rules.after_trial(trial.sigma, verdict, actual, trial.predicted, trial.norm, rounding)
+        return rules.after_trial(trial.sigma, verdict, actual, trial.predicted, trial.norm, value_rounding)

@@ -32,7 +32,7 @@ UNSUCCESSFUL, SUCCESSFUL, VERY_SUCCESSFUL = 0, 1, 2
 
 _PRESET: Any = PRESETS["robust"]
 ETA1, ETA2 = float(_PRESET.acceptance.eta1), float(_PRESET.acceptance.eta2)
-FIRST_RADIUS, RESOLVES = float(_PRESET.model.first_radius or torch.inf), _PRESET.model.resolves
+FIRST_RADIUS, MAX_RESOLVES = float(_PRESET.model.first_radius or torch.inf), _PRESET.model.max_resolves
 SIGMA_FLOOR, SIGMA_CEILING = float(_PRESET.sigma.sigma_floor), float(_PRESET.sigma.sigma_ceiling)
 GAMMA = float(_PRESET.sigma.gamma)
 
@@ -42,18 +42,18 @@ def bounded(sigma: Tensor) -> Tensor:
     return sigma.clamp(SIGMA_FLOOR, SIGMA_CEILING)
 
 
-def classify(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
+def classify(actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
     """Return the class of each step (`sanc.core.ratio.classify`)."""
     valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
-    actual, predicted = actual + rounding, predicted + rounding
+    actual, predicted = actual + value_rounding, predicted + value_rounding
     successful = valid & (actual >= ETA1 * predicted)
     return successful.long() + (successful & (actual > ETA2 * predicted)).long()
 
 
-def ratio(actual: Tensor, predicted: Tensor, rounding: Tensor) -> Tensor:
+def ratio(actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
     """Return ρ of each step; NaN if it is not defined (`sanc.core.ratio`)."""
-    valid = actual.isfinite() & predicted.isfinite() & (predicted + rounding > 0.0)
-    return torch.where(valid, (actual + rounding) / (predicted + rounding), torch.nan)
+    valid = actual.isfinite() & predicted.isfinite() & (predicted + value_rounding > 0.0)
+    return torch.where(valid, (actual + value_rounding) / (predicted + value_rounding), torch.nan)
 
 
 def largest_term(value: Tensor, hessian_norm: Tensor, length: Tensor, unit_value: Tensor) -> Tensor:
@@ -95,12 +95,12 @@ class Rays:
 
 
 def after_trial(
-    sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, rounding: Tensor
+    sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, value_rounding: Tensor
 ) -> Tensor:
     """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
     ray = Rays.from_steps(sigma, predicted, norm)
     kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
-    kappa = torch.where(predicted <= rounding, sigma, kappa)
+    kappa = torch.where(predicted <= value_rounding, sigma, kappa)
     largest = ray.sigma_for(MIN_SHRINK_FACTOR)
     rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
     smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)

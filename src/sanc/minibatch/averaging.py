@@ -27,7 +27,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_ZERO
 from sanc.minibatch.metrics.base import Preconditioner
-from sanc.minibatch.scale import DISTANCE_MEMORY
+from sanc.minibatch.scale import DISTANCE_DECAY
 
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
@@ -71,8 +71,8 @@ class StepResults(NamedTuple):
     average_weight: float  # c with that factor of the weight
     step_factor: float  # factor of η by the lower bound of f
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
-    # ‖z − x‖² after the step on z and before that on x; the step on x is c times as long. If entries have different
-    # weights c_i, it is that of (c_i/c)(z − x).
+    # ‖z − x‖² with the new z and the old x, so that the step on x has c times this norm. If entries have different
+    # weights c_i, it is ‖(c_i/c)(z − x)‖².
     offset_norm_square: float
     x_norm_square_before: float  # ‖x‖² before the step
     x_norm_square: float  # ‖x‖² after the step
@@ -193,7 +193,7 @@ class AveragedStep:
         numbers = [dual_norm_square, *(torch.dot(v, v) for v in vectors)]
         made = [new_x, new_offset]
         if averaging_start is not None and direction_sum is not None:
-            new_sum = torch.addcmul(DISTANCE_MEMORY * direction_sum, direction, distance_weight)
+            new_sum = torch.addcmul(DISTANCE_DECAY * direction_sum, direction, distance_weight)
             made.append(new_sum)
             inner_product = torch.dot(direction, averaging_start - x - offset)
             numbers += [factor * step.abs().sum(), new_offset.abs().sum(), factor * inner_product, new_sum.abs().sum()]

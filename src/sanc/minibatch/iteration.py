@@ -220,7 +220,7 @@ class MinibatchIteration:
         start = self._start_of_averaging(x, value, oracle)
         point, record = self._averaged_iteration(start, oracle)
         if start is not x:
-            note = "second-order steps had fitted other batches: back to where they began"
+            note = "the second-order steps overfitted earlier batches: returned to the initial point"
             record = replace(record, note=record.note or note)
         return point, record
 
@@ -375,7 +375,7 @@ class MinibatchIteration:
         caller projects x.
         """
         is_projected = self._state.projection_countdown > 0 or self._state.last_written_x is not None
-        return not oracle.has_values and self._state.steps > watch.WARM_STEPS and not is_projected
+        return not oracle.has_values and self._state.steps > watch.RELIABLE_MEAN_STEPS and not is_projected
 
     def _read_last_step(self) -> None:
         """Read the results of the last step if they were not read yet, and update the state.
@@ -586,7 +586,7 @@ class MinibatchIteration:
     def rearrange(
         self,
         places: Sequence[int | None],
-        fitted: joining.Fit,
+        rearrange: joining.Rearrange,
         x: Tensor,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
@@ -596,7 +596,7 @@ class MinibatchIteration:
         """
         saved = list(self.tensors()) if self.state.steps else []
         joins = bool(saved) and None in places
-        self._update_state(**joining.rearranged_vectors(self.state, fitted, x, joins=joins), x_norm_square=math.nan)
+        self._update_state(**joining.rearranged_vectors(self.state, rearrange, x, joins=joins), x_norm_square=math.nan)
         if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [new if place is None else saved[place] for place, new in zip(places, initial, strict=True)]

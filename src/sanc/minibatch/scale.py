@@ -39,7 +39,7 @@ from sanc.minibatch.state import State
 _FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
 _TINY_CHANGE = 0.1
-"""Weights are tiny if a change of all of them by themselves changes the loss by less than this share of it."""
+"""Weights are tiny if a perturbation of their own size changes the loss by less than this fraction, to first order."""
 _MAX_OVER_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
 _MAX_STRETCH = 2.0
@@ -54,7 +54,7 @@ _REGROWTH_FACTOR = 1.5
 _DECAY_THRESHOLD = 0.1
 """A decay of `lr` reduces η only below this share of its peak. The average already removes noise, so that smaller steps
 pay only near the end of a run, as in schedules with a constant rate and a short decay."""
-DISTANCE_MEMORY = 0.998
+DISTANCE_DECAY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 
 
@@ -77,10 +77,10 @@ class StepScale(Piece):
         η falls as 1/√(1 + steps/slow_down); 0: it does not fall.
     horizon : int
         Number of averaged steps of the run, if it is known: η falls linearly to zero over them, in place of
-        `slow_down`, and the average is one over fewer and fewer of the last iterates. 0: the number is not known.
+        `slow_down`, and the average covers fewer and fewer of the last iterates. 0: the number is not known.
     lower_bound : float
-        A number that no loss is below. A step is shortened if to first order it would reduce the loss of its batch
-        below that. After a lower loss the bound is not used; −inf: there is none.
+        A lower bound of the loss. A step is shortened if to first order it would reduce the loss of its batch below
+        that. After a lower loss the bound is not used; −inf: there is none.
     """
 
     # docs/results/networks.md has the tasks on which these numbers were chosen, and an ablation.
@@ -152,7 +152,7 @@ def updated_distance_bound(
     """
     aligned = offset_norm > _ALIGNED_SHARE * step_norm_sum
     eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
-    numerator = DISTANCE_MEMORY * state.distance_numerator + distance_weight(state) * inner_product
+    numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
     distance = state.distance
     if direction_sum_norm > 0.0 and math.isfinite(numerator / direction_sum_norm):
         distance = max(distance, numerator / direction_sum_norm / state.weight_unit)
@@ -161,7 +161,7 @@ def updated_distance_bound(
 
 def distance_weight(state: State) -> float:
     """Return λ of the next direction."""
-    return (1.0 - DISTANCE_MEMORY) * state.distance * state.distance
+    return (1.0 - DISTANCE_DECAY) * state.distance * state.distance
 
 
 class TypicalMatrix(NamedTuple):

@@ -9,7 +9,7 @@ from sanc.core.space import Vector
 
 INITIAL_DISTANCE = 1e-6
 """The lower bound of the distance to a solution, in units of a typical weight, before it is estimated (Prodigy's)."""
-_OF_AVERAGE = {"of_average": True}
+_RESET_ON_RESTART = {"reset_on_restart": True}
 """Metadata of fields of the average: they have their defaults again when averaging is restarted."""
 
 
@@ -35,30 +35,36 @@ class State:
     last_loss: float = math.nan  # loss that the last step reached, on its own batch
     last_step_was_long: bool = False  # whether the norm of the last step exceeded that of an averaged step
     # The averaged phase: counts.
-    steps: int = field(default=0, metadata=_OF_AVERAGE)  # averaged steps made
-    last_extension: int = field(default=0, metadata=_OF_AVERAGE)  # steps made when parameters last joined
-    nonfinite_batches: int = field(default=0, metadata=_OF_AVERAGE)  # consecutive batches that were not finite
+    steps: int = field(default=0, metadata=_RESET_ON_RESTART)  # averaged steps made
+    last_extension: int = field(default=0, metadata=_RESET_ON_RESTART)  # steps made when parameters last joined
+    nonfinite_batches: int = field(default=0, metadata=_RESET_ON_RESTART)  # consecutive batches that were not finite
     # The averaged phase: units and gradient norms.
-    weight_sum: float = field(default=0.0, metadata=_OF_AVERAGE)  # sum of the weights in the average
+    weight_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
     width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
     # Gradient norms in units of `gradient_unit`; the last three are those of the first steps.
-    grad_norm_mean_square: float = field(default=1.0, metadata=_OF_AVERAGE)
-    largest_grad_norm: float = field(default=1.0, metadata=_OF_AVERAGE)
-    smallest_grad_norm: float = field(default=1.0, metadata=_OF_AVERAGE)  # without those far smaller than all before
-    far_smaller_gradients: int = field(default=0, metadata=_OF_AVERAGE)  # consecutive ones far smaller than all before
+    grad_norm_mean_square: float = field(default=1.0, metadata=_RESET_ON_RESTART)
+    largest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
+    smallest_grad_norm: float = field(
+        default=1.0, metadata=_RESET_ON_RESTART
+    )  # without those far smaller than all before
+    far_smaller_gradients: int = field(
+        default=0, metadata=_RESET_ON_RESTART
+    )  # consecutive ones far smaller than all before
     # The averaged phase: the step size and the distance bound.
     peak_rate: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
     # A lower bound of the distance to a solution.
-    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _OF_AVERAGE)
-    step_norm_sum: float = field(default=0.0, metadata=_OF_AVERAGE)  # sum of ‖step‖_1, weighted as in z − x
-    offset_norm: float = field(default=0.0, metadata=_OF_AVERAGE)  # ‖z − x‖_1
-    distance_numerator: float = field(default=0.0, metadata={"signed": True} | _OF_AVERAGE)  # of the distance bound
+    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _RESET_ON_RESTART)
+    step_norm_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of ‖step‖_1, weighted as in z − x
+    offset_norm: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # ‖z − x‖_1
+    distance_numerator: float = field(
+        default=0.0, metadata={"signed": True} | _RESET_ON_RESTART
+    )  # of the distance bound
     # The averaged phase: the loss.
     loss_count: int = 0  # number of losses in the running mean
-    loss_mean: float = field(default=math.nan, metadata=_OF_AVERAGE)  # running mean of the loss
+    loss_mean: float = field(default=math.nan, metadata=_RESET_ON_RESTART)  # running mean of the loss
     loss_variance: float = 0.0  # running variance of the loss
     lowest_loss_mean: float = math.nan  # the lowest running mean so far
     below_bound: bool = False  # whether a loss was below the lower bound of the settings
@@ -69,10 +75,10 @@ class State:
     caller_changed: bool = False  # whether the last step found that the caller had changed x
     projection_countdown: int = 0  # remaining steps in which the caller is assumed to project x after each step
     # Vectors.
-    offset: Vector | None = field(default=None, metadata=_OF_AVERAGE)  # z − x
+    offset: Vector | None = field(default=None, metadata=_RESET_ON_RESTART)  # z − x
     last_written_x: Vector | None = None  # x after the last step, while the caller is assumed to project it
     safe_point: Vector | None = None  # the point to which the run returns after a rise of the loss
     averaging_start: Vector | None = None  # x_0, the point at which averaging began
     direction_sum: Vector | None = None  # Σ λ_i p_i; its 1-norm is the denominator of the distance bound
     # For each entry, the steps made when it joined the average; None: all joined at 0.
-    joined_at: Vector | None = field(default=None, metadata=_OF_AVERAGE)
+    joined_at: Vector | None = field(default=None, metadata=_RESET_ON_RESTART)

@@ -36,12 +36,12 @@ _DISTANCE_INTERVAL = 5
 
 def updates_distance(state: State) -> bool:
     """Whether the next step updates the distance bound."""
-    return state.steps < watch.WARM_STEPS or state.steps % _DISTANCE_INTERVAL == 0
+    return state.steps < watch.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
 def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: bool = False) -> StepScalars:
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
-    is_warm = state.steps > watch.WARM_STEPS
+    is_warm = state.steps > watch.RELIABLE_MEAN_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
     outlier_norm = _OUTLIER_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
@@ -62,8 +62,8 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
 def _lower_bound(state: State, step: StepScale) -> float:
     """Return a lower bound of the loss, or −∞ if the losses so far show that there is none.
 
-    The loss may be at its bound because of roundoff. If it has always been there and the gradient is not zero, it is no
-    bound: as with the loss f − f.detach().
+    Roundoff may put the loss at its bound. If the mean loss never exceeds the bound, it is not used, as with the loss
+    f − f.detach().
     """
     return -math.inf if state.below_bound or state.loss_mean <= step.lower_bound else step.lower_bound
 
@@ -82,7 +82,7 @@ def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None
 
 
 def _last_weight(state: State, settings: Minibatch) -> float:
-    """Return a lower bound of c if the end of the run is known, as if the steps made were those that remain; else 0.
+    """Return a lower bound of c if the horizon is known: the average covers as many iterates as steps remain; else 0.
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
     """
@@ -109,7 +109,9 @@ def average_weights(state: State, settings: Minibatch, average_weight: float, sp
 def began_with_outliers(state: State, grad_norm: float) -> bool:
     """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
     far_smaller = state.far_smaller_gradients + 1 if _is_far_smaller(state, grad_norm / state.gradient_unit) else 0
-    return 0 < state.steps <= watch.WARM_STEPS and far_smaller >= (1 if state.steps <= _SINGLE_FIRST_STEPS else 2)
+    return 0 < state.steps <= watch.RELIABLE_MEAN_STEPS and far_smaller >= (
+        1 if state.steps <= _SINGLE_FIRST_STEPS else 2
+    )
 
 
 def _is_far_smaller(state: State, norm: float) -> bool:
@@ -119,7 +121,7 @@ def _is_far_smaller(state: State, norm: float) -> bool:
 
 def changes_by_restart() -> dict[str, Any]:
     """Return the fields of the state that change when averaging is restarted, with their initial values."""
-    return {item.name: item.default for item in fields(State) if "of_average" in item.metadata}
+    return {item.name: item.default for item in fields(State) if "reset_on_restart" in item.metadata}
 
 
 def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def changes_by_results(state: State, settings: Minibatch, scalars: StepScalars, 
         "weight_sum": state.weight_sum + _iterate_weight(state, settings.average) * results.weight_factor,
         "steps": state.steps + 1,
     }
-    if state.steps <= watch.WARM_STEPS:
+    if state.steps <= watch.RELIABLE_MEAN_STEPS:
         changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
         if _is_far_smaller(state, norm):
             changes["far_smaller_gradients"] = state.far_smaller_gradients + 1
@@ -173,7 +175,10 @@ def _changes_of_distance_bound(state: State, scalars: StepScalars, results: Step
     """Return the changes by the distance bound; none if the step did not update it."""
     if results.unit_step_norm is None:
         return {}
-    remaining, steps = 1.0 - scalars.average_weight, 1 if state.steps < watch.WARM_STEPS else _DISTANCE_INTERVAL
+    remaining, steps = (
+        1.0 - scalars.average_weight,
+        1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL,
+    )
     new_norms = remaining * steps * scalars.eta * results.unit_step_norm
     step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
     bound = scale.updated_distance_bound(

@@ -11,7 +11,7 @@ from sanc.errors import NonFiniteError, NonFiniteStartError
 from sanc.minibatch.state import State
 
 _REQUIRED_REDUCTION = 0.5
-"""Factor by which second-order steps have to reduce the loss within a few steps to be worth their products."""
+"""The second-order phase continues only if the loss falls by this factor within the limits below."""
 _SHORT_STEP_LIMIT, _LONG_STEP_LIMIT = 1, 8
 """Second-order steps in which the loss has to be reduced, if the last step was shorter or longer than an averaged step.
 A short step moves the parameters less than one averaged step, and costs as much as twelve of them."""
@@ -19,7 +19,7 @@ _DISAGREEMENT_LIMIT = 2
 """Consecutive batches that disagree with the last step and thereby end the second-order phase."""
 _LARGE_DISAGREEMENT = 10.0
 """A single batch ends the second-order phase if its loss differs by more than this times the allowed difference."""
-_LOSS_MEMORY = 0.95
+_LOSS_DECAY = 0.95
 """Decay of the running mean of the loss."""
 _RISE_DEVIATIONS = 2.0
 """The mean loss has risen if it exceeds its lowest value by this many standard deviations of a batch."""
@@ -33,7 +33,7 @@ NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
 _LOSS_ROUNDING_ERRORS = 100.0
 """Rounding errors by which equal losses of two batches may differ: a sum over the rows in another order."""
-WARM_STEPS = 20
+RELIABLE_MEAN_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
@@ -82,7 +82,7 @@ def updated_loss_mean(state: State, value: float) -> LossMean:
         count, mean = state.loss_count, state.loss_mean
         variance, lowest = state.loss_variance, state.lowest_loss_mean
     count += 1
-    weight = max(1 - _LOSS_MEMORY, 1.0 / (count + 1))
+    weight = max(1 - _LOSS_DECAY, 1.0 / (count + 1))
     deviation = value - mean
     mean += weight * deviation
     variance = min((1 - weight) * (variance + weight * deviation * deviation), NEAR_INFINITY)
@@ -92,7 +92,7 @@ def updated_loss_mean(state: State, value: float) -> LossMean:
 def has_risen(state: State) -> bool:
     """Whether the mean loss is far above its lowest value."""
     rise = state.loss_mean - state.lowest_loss_mean
-    return state.loss_count > WARM_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(state.loss_variance)
+    return state.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(state.loss_variance)
 
 
 def has_stagnated(state: State) -> bool:

@@ -292,7 +292,11 @@ def _reject_objective_sample(objective_batch_size: int | None) -> None:
 
 def _build_iteration(method: Method, oracle: Oracle, seed: int, tol: float, on_samples: bool) -> IterationProtocol:
     """Return the iteration on samples, or that on whole objectives and on samples of the paper."""
-    return MinibatchIteration(method, seed) if on_samples else Iteration(method, seed, tol, ahead=oracle.exact)
+    return (
+        MinibatchIteration(method, seed)
+        if on_samples
+        else Iteration(method, seed, tol, evaluates_next_gradient=oracle.exact)
+    )
 
 
 def _run_on_ranks(

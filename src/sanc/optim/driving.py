@@ -89,9 +89,7 @@ class Driver:
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.peak_lr, self.lr_steps = 0.0, 0  # the largest `lr`, and steps while it was small; ∞: it is not watched
         self.at_average = True
-        self._evaluates_first = (
-            False  # whether the last of the calls eval() and train() before the first step was eval()
-        )
+        self._evaluates_first = False  # whether eval() was called last before the first step
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
         self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning
         self._clears_grads = False  # whether the closure has cleared gradients itself
@@ -284,7 +282,7 @@ class Driver:
             self.iteration.reset()
             return
 
-        def fitted(vector: Tensor | None, fill: Tensor) -> Tensor:
+        def rearrange(vector: Tensor | None, fill: Tensor) -> Tensor:
             """Return the parts of a vector that belong to leaves that stay, and those of `fill` for the others."""
             parts = None if vector is None else last.split(vector)
             new_parts = []
@@ -292,7 +290,7 @@ class Driver:
                 new_parts.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
             return torch.cat([part.reshape(-1) for part in new_parts])
 
-        self.iteration.rearrange(places, fitted, x, leaves.shapes)
+        self.iteration.rearrange(places, rearrange, x, leaves.shapes)
 
     def _check_closures(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""

@@ -108,8 +108,8 @@ class OneProcess(Mode):
 class DataParallel(Mode):
     """Average over the ranks, which hold the same parameters and evaluate different batches.
 
-    Every step compares digests of parameters, options and decisions, and every step number that `every` divides all
-    parameters; 0: no step compares more than which parameters take part, on which the sizes of exchanges depend.
+    Every step compares digests of parameters, options and decisions. Every `every` steps all parameters are compared.
+    0: only the set of trainable parameters is, on which the sizes of exchanges depend.
 
     Attributes
     ----------

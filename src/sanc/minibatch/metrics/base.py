@@ -78,7 +78,7 @@ class Preconditioner(ABC):
         """Return M⁻¹g without an update of M."""
 
     def refresh(self, part: int = 0) -> None:  # noqa: B027 - not every metric has something to refresh
-        """Recompute what not every step recomputes, such as eigenbases, in one of the parts."""
+        """Update quantities of one part that are too expensive for every step, such as eigenbases."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:

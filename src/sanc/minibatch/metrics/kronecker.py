@@ -39,7 +39,7 @@ class Kronecker(Piece):
     refresh : int
         Steps between two refreshes of the eigenbases, each by one step of the power method; fewer at first.
     largest_side : int
-        A longer side of a matrix is divided into blocks, of at most this length and that of the other side.
+        Longer sides of a matrix are split into blocks no longer than this and than the other side.
     """
 
     memory: float = setting(0.95, BELOW_ONE)
