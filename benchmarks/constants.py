@@ -63,6 +63,9 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.units.X_FRACTION, core.model.X_FRACTION": (0.01, 1.0),
     "core.units.FIRST_SIGMA": (1e-6, 1e-2),
     "core.stall.STALL_LIMIT, core.convergence.STALL_LIMIT": (3, 40),
+    "core.dense._SINGULAR_RATIO": (1e-15, 1e-9),
+    "core.curvature._SPARSE_TESTS": (2, 20),
+    "core.curvature._RITZ_RESIDUAL": (0.02, 0.5),
 }
 """Constants of runs on an exact objective, and two other values of each."""
 
@@ -109,6 +112,9 @@ SAMPLES: Mapping[str, Sequence[float]] = {
     "minibatch.iteration._CONFIRMED_RISE": (0.1, 0.9),
     "minibatch.updates._OUTLIER_FACTOR": (2.0, 1e30),
     "minibatch.updates._SAME_NORM": (1e-3, 1e-8),
+    "minibatch.updates._FULL_WEIGHT_NORM": (0.02, 0.1),
+    "minibatch.averaging._WEIGHT_POWER": (2, 8),
+    "minibatch.iteration._ETA_REDUCTION": (0.25, 0.8),
     "minibatch.watch._REQUIRED_REDUCTION": (0.2, 0.9),
     "minibatch.watch._SHORT_STEP_LIMIT": (2, 4),
     "minibatch.watch._LONG_STEP_LIMIT": (2, 16),
@@ -124,6 +130,7 @@ SAMPLES: Mapping[str, Sequence[float]] = {
     "minibatch.scale._MAX_OVER_MEDIAN": (1.0, 1e30),
     "minibatch.scale._MAX_STRETCH": (1.0, 8.0),
     "minibatch.scale._ALIGNED_SHARE": (0.3, 1e30),
+    "minibatch.scale._WARM_UP_PERIODS": (1, 5),
     "minibatch.scale._CONVERGED_SHARE": (0.0, 0.1),
     "minibatch.scale._REGROWTH_FACTOR": (1.0, 2.0),
     "minibatch.scale.DISTANCE_DECAY, minibatch.averaging.DISTANCE_DECAY": (0.98, 0.9998),

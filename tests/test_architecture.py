@@ -420,6 +420,16 @@ def is_numeric(value):
     return bool(numbers) and all(numbers) and not any(isinstance(part, ast.Call) for part in parts)
 
 
+def test_no_class_holds_a_number_that_is_no_field():
+    """A number in the body of a class is the default of a field; other numbers are constants of the module."""
+    for path in modules():
+        for node in nodes(path):
+            for item in node.body if isinstance(node, ast.ClassDef) else ():
+                value = item.value if isinstance(item, ast.Assign) else None
+                is_number = isinstance(value, ast.Constant) and type(value.value) in (int, float)
+                assert not (is_number and value.value not in (0, 1)), f"{path}:{item.lineno}"
+
+
 def test_every_numeric_constant_is_listed_with_its_source():
     page = (SOURCE.parent.parent / "docs" / "constants.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)

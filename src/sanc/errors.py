@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -67,6 +68,11 @@ def shown(value: object) -> str:
     """Return a value as one short line, for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _WIDTH_OF_VALUE else f"{text[: _WIDTH_OF_VALUE - 1]}…"
+
+
+def without_addresses(text: str) -> str:
+    """Return a `repr` that is equal in all processes: that of an object without `__repr__` contains its address."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -161,6 +161,8 @@ def _with_checked_options(method: Method, options: Mapping[str, Any], other_name
         _reject_minibatch_options(method, options)
     for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
         raise _unknown_option_error(method, name, options[name], other_names)
+    for name in options:
+        _reject_ambiguous(method, name, options[name])
     new_method: Method = _with_settings(method, options)
     return new_method
 
@@ -177,21 +179,41 @@ def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> Non
         )
 
 
+def _reject_ambiguous(method: Method, name: str, value: object) -> None:
+    """Raise an error for an option that is a setting of a piece of the caller and of another piece.
+
+    Pieces of this package have settings in common, such as `epsilon`, which one option sets in all of them.
+    """
+    owners = _owners(method, name)
+    of_caller = [place for place, piece in owners if not type(piece).__module__.startswith(f"{__package__}.")]
+    if len(owners) > 1 and of_caller:
+        kinds = " and ".join(type(piece).__name__ for _, piece in owners)
+        raise ArgumentError(
+            f"{name} = {shown(value)} is a setting of {kinds}: set it in the piece, as {of_caller[0]}=…({name}=…)."
+        )
+
+
+def _owners(method: Method, name: str) -> list[tuple[str, Any]]:
+    """Return the pieces of a method that have a setting of this name, each after the name of its place."""
+    places = _pieces_in("method", method)
+    return [(place, piece) for place, piece in places if any(item.name == name for item in fields(piece))]
+
+
 def _reject_without_effect(method: Method, name: str, value: object) -> None:
     """Raise an error for an option that no piece with a setting of this name uses."""
-    owners = [piece for piece in _pieces_in(method) if any(item.name == name for item in fields(piece))]
-    remedies = [piece.without_effect().get(name) if isinstance(piece, Piece) else None for piece in owners]
+    owners = _owners(method, name)
+    remedies = [piece.without_effect().get(name) if isinstance(piece, Piece) else None for _, piece in owners]
     if remedies and all(remedies):
         raise ArgumentError(f"{name} = {shown(value)} has no effect on this method: {remedies[0]}.")
 
 
-def _pieces_in(piece: Any) -> Iterator[Any]:
-    """Yield a piece, and the pieces inside it."""
-    yield piece
+def _pieces_in(place: str, piece: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a piece after the name of its place, then the pieces inside it."""
+    yield place, piece
     for item in fields(piece):
         value = getattr(piece, item.name)
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _pieces_in(value)
+            yield from _pieces_in(item.name, value)
 
 
 def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:
@@ -214,16 +236,15 @@ def _setting_names(piece: Any) -> set[str]:
 def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
     composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
-    known = set(other_names).union(*map(_setting_names, composed))
-    for other in composed:
-        for item in fields(other):
-            piece = getattr(other, item.name)
-            if is_dataclass(piece) and name in _setting_names(piece):
-                current = type(getattr(method, item.name)).__name__
-                return ArgumentError(
-                    f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {current} "
-                    f"as its {item.name}: leave it out, or pass {item.name}=sanc.{type(piece).__name__}(…)."
-                )
+    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed))
+    pieces = [piece for _, piece in _pieces_in("method", method)]
+    places = {item.name: getattr(piece, item.name) for piece in pieces for item in fields(piece)}
+    for place, piece in (owner for other in composed for owner in _owners(other, name) if owner[0] in places):
+        current = type(places[place]).__name__
+        return ArgumentError(
+            f"{name} = {shown(value)} is a setting of {type(piece).__name__}, and {method.name} has {current} as its "
+            f"{place}: leave it out, or pass {place}=sanc.{type(piece).__name__}(…)."
+        )
     foreign = FOREIGN_OPTIONS | (FOREIGN_TO_MINIMIZE if "x0" in other_names else {})
     if name in foreign:
         return ArgumentError(f"{name} = {shown(value)} is not an option here: {foreign[name]}.")

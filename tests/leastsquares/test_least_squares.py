@@ -334,7 +334,13 @@ def test_the_correction_is_that_of_the_second_derivatives():
     spectrum = cubic.Spectrum(basis.values, np.eye(2))
     step = cubic.solve(spectrum, basis.projections, 1e3)
     subspace = accelerated.AcceleratedSubspace(
-        None, krylov, oracle.hessian(x), spectrum, 1e3, None, oracle=oracle, found=found, face=oracle
+        None,
+        krylov,
+        oracle.hessian(x),
+        spectrum,
+        1e3,
+        None,
+        curvature=accelerated.ResidualCurvature(oracle, found, oracle),
     )
     s, j = step.u @ basis.rows, valley_jacobian(x)
     a = np.linalg.solve(j.T @ j + step.multiplier * np.eye(2), -0.5 * j.T @ [-2e3 * s[0] ** 2, 0.0])
@@ -345,7 +351,8 @@ def test_the_correction_is_that_of_the_second_derivatives():
     assert caller.meter.nfev == calls  # a step along the last one needs no evaluation
     sides = x + s - a, x + s + 0.5 * a  # the box ends between x + s and x + s + a
     box = Box(*(torch.from_numpy(pick(*sides)) for pick in (np.minimum, np.maximum)))
-    bounded = replace(subspace, face=FaceOracle(oracle, box, x, None))
+    face = FaceOracle(oracle, box, x, None)
+    bounded = replace(subspace, curvature=accelerated.ResidualCurvature(oracle, found, face))
     assert np.array_equal(bounded.trial_point(x, step), s + x)
 
 

@@ -38,6 +38,10 @@ from sanc.core.saved import state_error
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 
+MAX_OVERFLOW_CALLS = 64
+"""How often to call a closure whose scaled gradients overflow before the first step. A gradient scaler halves its scale
+after each overflow, so 64 calls lower it by a factor of 2^64."""
+
 _Result = TypeVar("_Result", bound=tuple[Any, ...])
 
 
@@ -63,11 +67,7 @@ class AutogradOracle(Oracle):
         Calls of modules in an evaluation without compiled code.
     """
 
-    max_overflow_calls = 64
-    """How often to call a closure whose scaled gradients overflow before the first step.
-
-    A gradient scaler halves its scale after each overflow, so 64 calls lower it by a factor of 2^64.
-    """
+    max_overflow_calls = MAX_OVERFLOW_CALLS
 
     def __init__(
         self, leaves: Leaves, *, hvp: OptimizerHvpMode = "auto", meter: Meter | None = None, exact: bool = False

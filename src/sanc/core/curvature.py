@@ -25,6 +25,8 @@ from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Floats, Vector
 
+DEFAULT_CONFIDENCE = 0.99
+"""Probability with which a certificate holds, if the caller chooses none."""
 _DENSE_TESTS = 40
 """Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
 less than a product, and more than 40 products are needed in small dimensions only."""
@@ -130,7 +132,7 @@ def probe(
     *,
     eps: float,
     eps_curvature: float,
-    confidence: float = 0.99,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
@@ -198,7 +200,7 @@ def explore(
     *,
     eps: float,
     eps_curvature: float,
-    confidence: float = 0.99,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
@@ -293,7 +295,7 @@ def find_extremes(
     x: Vector,
     *,
     relative_error: float,
-    confidence: float = 0.99,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
     store: bool = True,

@@ -98,17 +98,10 @@ class Iteration:
         The state after the last iteration.
     tol : float
         The parameter `tol`; a run that scales f scales it too.
-    averages, has_returned : bool
-        False: the iteration has no averaged phase and never returns to an earlier point.
-    rates : sequence of float
-        Factors of the step size, which this iteration ignores.
     stopping_test_holds : bool
         Whether the paper's stopping test (2.7) holds: the last iteration stayed, and its cubic step norm was at most
         ε_s. With samples it holds only if the gradient was zero.
     """
-
-    averages = False
-    has_returned = False
 
     def __init__(
         self,
@@ -122,7 +115,6 @@ class Iteration:
         self.method = method
         self.state = State(seed=seed, sigma=method.initial_sigma_rule.sigma0)
         self.stopping_test_holds = False
-        self.rates: Sequence[float] = ()
         self.tol, self._one_sample, self._evaluates_next_gradient = tol, one_sample, evaluates_next_gradient
 
     @property
@@ -326,18 +318,7 @@ class Iteration:
             hvp=here.oracle.hvp,
         )
 
-    def gradient_point(self, x: Vector) -> Vector:
-        """Return the point at which gradients are evaluated: x."""
-        return x
-
-    def average(self, y: Vector) -> Vector:
-        """Return y: this iteration averages nothing."""
-        return y
-
     # ------------------------------------------------------------------ saving and restoring
-
-    def read_record(self) -> None:
-        """Return None: `iterate` returns a complete record."""
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
@@ -386,10 +367,6 @@ class Iteration:
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
         self.state = snapshot
-
-    def rearrange(self, places: Sequence[int | None], rearrange: Any, x: Vector, shapes: Any) -> None:
-        """Continue with other parameters, without the vectors of the acceptance rule."""
-        self.reset()
 
     def reset(self) -> None:
         """Delete the vectors of the state, because the dimension of x has changed."""

@@ -69,10 +69,15 @@ class Method(Piece):
             piece = getattr(self, name)
             if piece is None and name == "minibatch":
                 continue
+            if isinstance(piece, type):
+                prefix = "sanc." if piece.__module__.startswith("sanc.") else ""
+                remedy = f"pass an object of it, such as {prefix}{piece.__name__}()"
+                raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since it is a class: {remedy}.")
             missing = [member for member in required if not hasattr(piece, member)]
-            if missing or isinstance(piece, type):
-                reason = "it is a class" if isinstance(piece, type) else f"it has no {missing[0]}"
-                raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since {reason}: pass {example}.")
+            if missing:
+                raise ArgumentTypeError(
+                    f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: pass {example}."
+                )
 
     @property
     def needs_products(self) -> bool:

@@ -1,4 +1,4 @@
-"""The members of an iteration that runs and optimisers use."""
+"""The members of an iteration that runs use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from sanc.core.units import Units
 
 
 class IterationProtocol(Protocol):
-    """The members of an iteration that runs and optimisers use. `Iteration` and `MinibatchIteration` have them.
+    """The members of an iteration that runs use. `Iteration` and `MinibatchIteration` have them.
 
-    `numbers`, `vectors` and `tensors` are its saved state, which `check` validates and `restore` reads.
-    `replace_numbers` replaces numbers of the state of second-order steps, such as σ and the units, and `set_tolerance`
-    the tolerance up to which they minimise the model. `snapshot` and `roll_back` undo an iteration that raised.
-    `rearrange` adapts vectors of the state after parameters have joined or left; `reset` deletes them. `read_record`
-    returns the complete record of the last iteration if `iterate` returned before the results of its step were known;
-    otherwise None. `average` and `gradient_point` convert between the two points of the averaged phase.
+    `numbers`, `vectors` and `tensors` (those of a metric) are its saved state, which `check` validates and `restore`
+    reads. `replace_numbers` replaces numbers of the state of second-order steps, such as σ and the units, and
+    `set_tolerance` the tolerance up to which they minimise the model. `snapshot` and `roll_back` undo an iteration that
+    raised. `reset` deletes the vectors of the state. `minibatch/training.py` has the members that only optimisers use.
 
     Attributes
     ----------
@@ -30,12 +28,6 @@ class IterationProtocol(Protocol):
         That of the last iteration; its `iteration` counts the iterations.
     stopping_test_holds : bool
         Whether the paper's stopping test (2.7) holds.
-    averages : bool
-        Whether it has an averaged phase, which needs gradients only.
-    rates : sequence of float
-        Factors of the step size, one for each parameter.
-    has_returned : bool
-        Whether the last iteration returned to an earlier point.
     units : Units
         Units of the first point of an exact objective.
     grad_norm : float
@@ -45,16 +37,12 @@ class IterationProtocol(Protocol):
     method: Method
     state: Any
     stopping_test_holds: bool
-    averages: bool
-    rates: Sequence[float]
-    has_returned: bool
 
     @property
     def units(self) -> Units: ...
     @property
     def grad_norm(self) -> float: ...
     def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]: ...
-    def read_record(self) -> Record | None: ...
     def numbers(self) -> dict[str, Any]: ...
     def vectors(self) -> dict[str, Any]: ...
     def tensors(self) -> Sequence[Mapping[str, Any]]: ...
@@ -66,7 +54,4 @@ class IterationProtocol(Protocol):
     def replace_numbers(self, **changes: Any) -> None: ...
     def snapshot(self) -> Any: ...
     def roll_back(self, snapshot: Any) -> None: ...
-    def rearrange(self, places: Sequence[int | None], rearrange: Any, x: Any, shapes: Any) -> None: ...
     def reset(self) -> None: ...
-    def average(self, y: Vector) -> Vector: ...
-    def gradient_point(self, x: Vector) -> Vector: ...

@@ -17,8 +17,8 @@ from sanc.errors import ArgumentError, shown
 def state_error(where: str, value: object, wanted: str) -> ArgumentError:
     """Return the error for an entry of a saved state that is not `wanted`."""
     return ArgumentError(
-        f"{where} = {shown(value)} cannot be used: {wanted} belongs there. Pass a state as it was saved, or an "
-        "earlier one if its file is damaged."
+        f"{where} = {shown(value)} cannot be used: expected {wanted}. Pass a state as it was saved, or an earlier one "
+        "if its file is damaged."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from sanc.core.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -49,7 +50,7 @@ def argmin(
     bounds: Any = None,
     on_singular: str = "raise",
     rtol: float | None = None,
-    confidence: float = 0.99,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     details: bool = False,
     **options: Unpack[ArgminOptions],

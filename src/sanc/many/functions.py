@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
+from sanc.core.curvature import DEFAULT_CONFIDENCE
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.many import rules
@@ -268,7 +269,7 @@ class LargeFunctionProblem(FunctionProblem):
     At a small gradient, the smallest eigenvalue is bounded from a Krylov space with a random start.
     """
 
-    confidence = 0.99
+    confidence = DEFAULT_CONFIDENCE
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g = self.function.gradients(x, ids)

@@ -19,7 +19,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,8 +29,13 @@ from sanc.core.space import NEAR_ZERO
 from sanc.minibatch.metrics.base import Preconditioner
 from sanc.minibatch.scale import DISTANCE_DECAY
 
+_WEIGHT_POWER = 4
+"""Power of the ratio of gradient norms by which the weight of an iterate with a small gradient is reduced."""
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
+
+
+Number = TypeVar("Number")
 
 
 class StepInputs(NamedTuple):
@@ -46,17 +51,17 @@ class StepInputs(NamedTuple):
     average_weights: Tensor | None = None  # c of each entry, if entries have different ones
 
 
-class StepScalars(NamedTuple):
-    """The numbers that the host chooses before the gradient is known, in the order that `AveragedStep` expects."""
+class StepScalars(NamedTuple, Generic[Number]):
+    """The numbers that the host chooses before the gradient is known: floats there, and tensors on the device."""
 
-    clip_norm: float  # the largest ‖g‖ that is not clipped
-    full_norm: float  # the smallest ‖g‖ whose iterate has its full weight in the average
-    gradient_factor: float  # factor of g: 1 over its unit
-    gradient_weight: float  # weight of the gradient in the running means of the metric
-    eta: float  # η
-    average_weight: float  # c where the iterate has its full weight
-    distance_weight: float  # λ
-    lower_bound: float  # b, a lower bound of f; −∞ if none is known, as without losses
+    clip_norm: Number  # the largest ‖g‖ that is not clipped
+    full_norm: Number  # the smallest ‖g‖ whose iterate has its full weight in the average
+    gradient_factor: Number  # factor of g: 1 over its unit
+    gradient_weight: Number  # weight of the gradient in the running means of the metric
+    eta: Number  # η
+    average_weight: Number  # c where the iterate has its full weight
+    distance_weight: Number  # λ
+    lower_bound: Number  # b, a lower bound of f; −∞ if none is known, as without losses
 
 
 class StepResults(NamedTuple):
@@ -150,56 +155,76 @@ class AveragedStep:
         projection on the other entries (two-metric projection, Bertsekas 1982). With M⁻¹g itself the projected step
         need not be one of descent.
         """
-        x, offset, scalars, rates, averaging_start, direction_sum, caller_change, average_weights = inputs
-        norm = torch.linalg.vector_norm(g, dtype=torch.float64)
-        if self._sum_over_ranks is not None:
-            norm = self._sum_over_ranks(norm.square()).sqrt()
+        scalars: StepScalars[Tensor] = StepScalars(*inputs.scalars.unbind())
+        norm = self._norm(g)
         is_finite = torch.isfinite(value + norm)
-        clip_norm, full_norm, gradient_factor, *weights, average_weight, distance_weight, lower_bound = scalars.unbind()
-        weight_factor = (norm / full_norm).clamp(max=1.0).pow(4).clamp(min=_SMALLEST_FACTOR)
+        weight_factor = (norm / scalars.full_norm).clamp(max=1.0).pow(_WEIGHT_POWER).clamp(min=_SMALLEST_FACTOR)
         weight_factor = torch.where(is_finite, weight_factor, 1.0)
-        average_weight, offset_weight = self._weights(average_weight, weight_factor)
-        read = [value, norm, weight_factor, average_weight]
-        clipping = gradient_factor * (clip_norm / torch.maximum(norm, clip_norm))
+        average_weight, offset_weight = self._weights(scalars.average_weight, weight_factor)
+        clipping = scalars.gradient_factor * (scalars.clip_norm / torch.maximum(norm, scalars.clip_norm))
         g = torch.where(is_finite, g * clipping, 0.0)
-        offset = torch.zeros_like(x) if offset is None else offset
-        gradient_weight, eta, average_weight, offset_weight, distance_weight = (
-            (torch.stack([*weights, average_weight, offset_weight, distance_weight]) * is_finite).to(g.dtype).unbind()
+        weights = scalars.gradient_weight, scalars.eta, average_weight, offset_weight, scalars.distance_weight
+        gradient_weight, eta, average_weight_of_g, offset_weight, distance_weight = (
+            (torch.stack(weights) * is_finite).to(g.dtype).unbind()
         )
-        at_bound = None if caller_change is None else caller_change * g > 0.0
-        g = g if at_bound is None else torch.where(at_bound, 0.0, g)
-        direction = self.preconditioner.update(g, gradient_weight)
-        direction = direction if at_bound is None else torch.where(at_bound, 0.0, direction)
+        g, direction = self._direction(g, gradient_weight, inputs.caller_change)
         dual_norm_square = torch.dot(g, direction)
-        step = direction if rates is None else direction * rates
+        step = direction if inputs.rates is None else direction * inputs.rates
         step_factor = torch.ones_like(norm)
         if self.has_values:
-            derivative = (dual_norm_square if rates is None else torch.dot(g, step)).double()
+            derivative = (dual_norm_square if inputs.rates is None else torch.dot(g, step)).double()
             derivative = derivative if self._sum_over_ranks is None else self._sum_over_ranks(derivative.clone())
-            limited = self._limited(value.double() - lower_bound, eta.double() * derivative / clipping)
+            limited = self._limited(value.double() - scalars.lower_bound, eta.double() * derivative / clipping)
             step_factor = torch.where(is_finite, limited, 1.0)
-        read.append(step_factor)
         factor = step_factor.to(g.dtype)
-        eta, distance_weight = eta * factor, distance_weight * factor
+        new, sums = self._move(
+            inputs, step, eta * factor, average_weight_of_g, offset_weight, weight_factor.to(g.dtype), is_finite
+        )
+        sums = [dual_norm_square, *sums]
+        if inputs.averaging_start is not None and inputs.direction_sum is not None:
+            offset = torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
+            new_sum = torch.addcmul(DISTANCE_DECAY * inputs.direction_sum, direction, distance_weight * factor)
+            inner_product = torch.dot(direction, inputs.averaging_start - inputs.x - offset)
+            sums += [factor * step.abs().sum(), new[1].abs().sum(), factor * inner_product, new_sum.abs().sum()]
+            new.append(new_sum)
+        totals = torch.stack(sums).double()
+        totals = totals if self._sum_over_ranks is None else self._sum_over_ranks(totals)
+        return [torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals]), *new]
+
+    def _norm(self, g: Tensor) -> Tensor:
+        """Return ‖g‖ in float64."""
+        norm = torch.linalg.vector_norm(g, dtype=torch.float64)
+        return norm if self._sum_over_ranks is None else self._sum_over_ranks(norm.square()).sqrt()
+
+    def _direction(self, g: Tensor, weight: Tensor, caller_change: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return Pg and P M⁻¹P g, after an update of M with Pg; P is the identity unless the caller projects x."""
+        if caller_change is None:
+            return g, self.preconditioner.update(g, weight)
+        at_bound = caller_change * g > 0.0
+        g = torch.where(at_bound, 0.0, g)
+        return g, torch.where(at_bound, 0.0, self.preconditioner.update(g, weight))
+
+    def _move(
+        self,
+        inputs: StepInputs,
+        step: Tensor,
+        eta: Tensor,
+        average_weight: Tensor,
+        offset_weight: Tensor,
+        weight_factor: Tensor,
+        is_finite: Tensor,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the new x and z − x, and the squared norms of the step on x, over c, of the old x and of the new."""
+        x, offset = inputs.x, torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset
-        if average_weights is not None:
-            average_weights, offset_weights = self._weights(average_weights, weight_factor.to(g.dtype))
+        if inputs.average_weights is not None:
+            average_weights, offset_weights = self._weights(inputs.average_weights, weight_factor)
             weighted_offset = z_offset * (average_weights / average_weight)
             average_weight, offset_weight = average_weights * is_finite, offset_weights * is_finite
         new_x = torch.addcmul(x, z_offset, average_weight)
         new_offset = torch.addcmul(z_offset, z_offset, offset_weight, value=-1.0)
-        vectors = (weighted_offset, x, new_x)
-        numbers = [dual_norm_square, *(torch.dot(v, v) for v in vectors)]
-        made = [new_x, new_offset]
-        if averaging_start is not None and direction_sum is not None:
-            new_sum = torch.addcmul(DISTANCE_DECAY * direction_sum, direction, distance_weight)
-            made.append(new_sum)
-            inner_product = torch.dot(direction, averaging_start - x - offset)
-            numbers += [factor * step.abs().sum(), new_offset.abs().sum(), factor * inner_product, new_sum.abs().sum()]
-        sums = torch.stack(numbers).double()
-        sums = sums if self._sum_over_ranks is None else self._sum_over_ranks(sums)
-        return [torch.cat([torch.stack(read), sums]), *made]
+        return [new_x, new_offset], [torch.dot(v, v) for v in (weighted_offset, x, new_x)]
 
     def _weights(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights a and b in x ← x + a (z − x) and z − x ← (1 − b)(z − x), for c and a factor of its weight.

@@ -55,6 +55,8 @@ _ESCAPE_SHARE = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
 _CONFIRMED_RISE = 0.5
 """Steps caused a rise of the loss if one batch shows this share of it."""
+_ETA_REDUCTION = 0.5
+"""Factor of η after a rise of the loss, or after batches that are not finite."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -70,7 +72,7 @@ def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], li
 class _UnreadStep(NamedTuple):
     """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device."""
 
-    scalars: StepScalars
+    scalars: StepScalars[float]
     results: HostCopy
     record: Record  # with the fields that do not depend on the results
     eps: float  # unit roundoff of the vectors
@@ -182,22 +184,13 @@ class MinibatchIteration:
             state = self._update_state(nonfinite_batches=0, **scale.measure_weights(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
-            if self._compare_batch(x, value, oracle.space.eps):
-                return self._second_order_step(x, oracle)
-            return self._first_averaged_step(x, value, oracle)
-        escaped = self._probe_curvature(x, oracle)
+            continues, changes = watch.compare_batches(state, x, value, self.settings.noise, oracle.space.eps)
+            self._update_state(**changes)
+            return self._second_order_step(x, oracle) if continues else self._first_averaged_step(x, value, oracle)
+        escaped = self._step_after_stagnation(x, oracle)
         return self._averaged_iteration(x, oracle) if escaped is None else escaped
 
     # ------------------------------------------------------------------ the second-order phase
-
-    def _compare_batch(self, x: Vector, value: float, eps: float) -> bool:
-        """Compare the loss of a new batch with the last step, and return whether the second-order phase continues."""
-        if math.isnan(self.state.last_loss):  # the first batch
-            self._update_state(reference_loss=value, first_loss=value, safe_point=x)
-            return True
-        continues, comparison = watch.compare_batches(self.state, value, self.settings.noise, eps)
-        self._update_state(**comparison._asdict())
-        return continues
 
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
         """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""
@@ -233,7 +226,7 @@ class MinibatchIteration:
         is_lower = first_loss < value or (math.isfinite(first_loss) and not math.isfinite(value))
         return state.safe_point if is_lower else x
 
-    def _probe_curvature(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
+    def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
 
         The mean loss of step 100 is the first that later ones are compared with.
@@ -284,7 +277,7 @@ class MinibatchIteration:
         ):
             return None
         value, g = oracle.gradient(self.gradient_point(x))
-        self._halve_eta()
+        self._reduce_eta()
         record = Record(state.iteration, value=value, grad_norm=oracle.norm(g), trials=2, note="the loss rose")
         return self._return_to_safe_point(x, oracle, record)
 
@@ -324,8 +317,10 @@ class MinibatchIteration:
         """Make the step, and update the state."""
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
+        if self._largest_rate > state.peak_rate:
+            state = self._update_state(peak_rate=self._largest_rate)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
-        scalars = updates.step_scalars(self._state, self.settings, rate, has_values=oracle.has_values)
+        scalars = updates.step_scalars(state, self.settings, rate, has_values=oracle.has_values)
         offset, caller_change = updates.adapted_offset(state, x_tensor, space)
         with_distance = updates.updates_distance(state)
         averaging_start = state.averaging_start if with_distance else None
@@ -393,7 +388,7 @@ class MinibatchIteration:
         note = "the gradient of the gradient sample is not finite"
         self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
         if self._count_nonfinite(note, math.nan, results.grad_norm):
-            self._halve_eta()
+            self._reduce_eta()
 
     def _expect_projections(self) -> None:
         """If the last step found a change of x by the caller, expect more of them in the next steps."""
@@ -406,7 +401,7 @@ class MinibatchIteration:
         due = due_parts(steps, self.settings.metric.refresh, self._preconditioner.parts)
         refresh_parts(self._preconditioner, due)
 
-    def _averaged_record(self, record: Record, scalars: StepScalars, results: StepResults, eps: float) -> Record:
+    def _averaged_record(self, record: Record, scalars: StepScalars[float], results: StepResults, eps: float) -> Record:
         """Return the record with the results of an averaged step."""
         eta = scalars.eta * results.step_factor
         dual_norm_square = max(results.dual_norm_square, 0.0) * self._state.gradient_unit
@@ -451,13 +446,15 @@ class MinibatchIteration:
             return self.method.sigma.rule(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
         return self.second_order.state.sigma
 
+    @property
+    def _largest_rate(self) -> float:
+        """The largest factor of the step size."""
+        return float(max(self.rates, default=1.0))
+
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
-        largest = float(max(self.rates, default=1.0))
-        peak_rate = max(self.state.peak_rate, largest)
-        if peak_rate != self.state.peak_rate:
-            self._update_state(peak_rate=peak_rate)
-        factor = scale.rate_factor(largest, peak_rate)
+        largest = self._largest_rate
+        factor = scale.rate_factor(largest, self._state.peak_rate)
         if len(set(self.rates)) <= 1:
             return factor, None
         rates = on_device(self.rates, like.dtype, like.device).unbind()
@@ -479,7 +476,7 @@ class MinibatchIteration:
             record = replace(record, trials=1)
             if not math.isfinite(oracle.gradient_sample_value(state.safe_point)):  # the batch is the cause
                 return x, record
-        self._halve_eta()
+        self._reduce_eta()
         return self._return_to_safe_point(x, oracle, record)
 
     def _count_nonfinite(self, note: str, value: float, grad_norm: float) -> bool:
@@ -488,9 +485,9 @@ class MinibatchIteration:
         watch.report_nonfinite(state, note, value, grad_norm)
         return state.nonfinite_batches > 1
 
-    def _halve_eta(self) -> None:
-        """Halve η, until the last steps are aligned."""
-        self._update_state(eta_reduction=0.5 * self._state.eta_reduction)
+    def _reduce_eta(self) -> None:
+        """Reduce η, until the last steps are aligned."""
+        self._update_state(eta_reduction=_ETA_REDUCTION * self._state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
@@ -505,21 +502,20 @@ class MinibatchIteration:
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
-        offset = self._state.offset
-        return (
-            x
-            if offset is None or self._state.projection_countdown
-            else x + offset * (1.0 - self.settings.average.averaging)
-        )
+        difference = self._gradient_point_minus_average
+        return x if difference is None else x + difference
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
-        offset = self._state.offset
-        return (
-            y
-            if offset is None or self._state.projection_countdown
-            else y - offset * (1.0 - self.settings.average.averaging)
-        )
+        difference = self._gradient_point_minus_average
+        return y if difference is None else y - difference
+
+    @property
+    def _gradient_point_minus_average(self) -> Vector | None:
+        """Y − x; None if both are the same point."""
+        if self._state.offset is None or self._state.projection_countdown:
+            return None
+        return self._state.offset * (1.0 - self.settings.average.averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 

@@ -46,6 +46,8 @@ _MAX_STRETCH = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
 _ALIGNED_SHARE = 0.7
 """The last steps are aligned if ‖z − x‖_1 exceeds this share of the sum of their 1-norms."""
+_WARM_UP_PERIODS = 2
+"""Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
 _CONVERGED_SHARE = 0.01
 """The second-order phase has converged if the loss is below this share of the first loss, and the norm of its last step
 below this share of that of an averaged step."""
@@ -99,7 +101,7 @@ class StepScale(Piece):
         1/`horizon` of its value in the last one and beyond.
         """
         steps = state.steps - state.last_extension
-        aligned = steps > 2 * self.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
+        aligned = steps > _WARM_UP_PERIODS * self.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
         limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
         base = min(max(self.scale, self.distance * state.distance), limit)
         ramp = min(1.0, (steps + 1) / self.warm_up) if self.warm_up else 1.0

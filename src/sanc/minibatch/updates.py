@@ -26,8 +26,9 @@ _SINGLE_FIRST_STEPS = 2
 """Averaged steps within which one far smaller gradient shows that the first ones were outliers. Later it takes two in a
 row, since a batch may have a small gradient by chance."""
 _FULL_WEIGHT_NORM = 0.05
-"""Gradient norms below this many times the typical norm reduce the weight of their iterate, by the fourth power of the
-ratio. Otherwise x would approach a z that does not move, as after a change of the loss scale."""
+"""Gradient norms below this many times the typical norm reduce the weight of their iterate, by a power of the ratio
+(`_WEIGHT_POWER` in averaging.py). Otherwise x would approach a z that does not move, as after a change of the loss
+scale."""
 _SAME_NORM = 1e-5
 """Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
 _DISTANCE_INTERVAL = 5
@@ -39,7 +40,7 @@ def updates_distance(state: State) -> bool:
     return state.steps < watch.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
-def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: bool = False) -> StepScalars:
+def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: bool = False) -> StepScalars[float]:
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > watch.RELIABLE_MEAN_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
@@ -132,7 +133,9 @@ def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -
     return changes | ({"below_bound": True} if value < lower_bound else {})
 
 
-def changes_by_results(state: State, settings: Minibatch, scalars: StepScalars, results: StepResults) -> dict[str, Any]:
+def changes_by_results(
+    state: State, settings: Minibatch, scalars: StepScalars[float], results: StepResults
+) -> dict[str, Any]:
     """Return the numbers of the state that follow from the results of a step."""
     norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
     mean_square = state.grad_norm_mean_square
@@ -171,7 +174,7 @@ def _changes_by_norms(state: State, results: StepResults) -> dict[str, Any]:
     return changes
 
 
-def _changes_of_distance_bound(state: State, scalars: StepScalars, results: StepResults) -> dict[str, float]:
+def _changes_of_distance_bound(state: State, scalars: StepScalars[float], results: StepResults) -> dict[str, float]:
     """Return the changes by the distance bound; none if the step did not update it."""
     if results.unit_step_norm is None:
         return {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sanc.core.space import NEAR_INFINITY
+from sanc.core.space import NEAR_INFINITY, Vector
 from sanc.errors import NonFiniteError, NonFiniteStartError
 from sanc.minibatch.state import State
 
@@ -37,22 +37,16 @@ RELIABLE_MEAN_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
-class BatchComparison(NamedTuple):
-    """The fields of `State` that the comparison of a new batch with the last second-order step changes."""
+def compare_batches(state: State, x: Vector, value: float, noise: float, eps: float) -> tuple[bool, dict[str, Any]]:
+    """Compare the loss of a new batch at x with the loss that the last step reached there on its own batch.
 
-    disagreements: int
-    steps_since_halving: int
-    reference_loss: float
-
-
-def compare_batches(state: State, value: float, noise: float, eps: float) -> tuple[bool, BatchComparison]:
-    """Compare the loss of a new batch with the loss that the last step reached on its own batch, at the same point.
-
-    Returned is whether the second-order phase continues, and the comparison. The phase continues if the losses are
-    equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues while the loss
-    is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by more than
-    that, or after one that differs by ten times as much.
+    Return whether the second-order phase continues, and the fields of the state that change. The phase continues if the
+    losses are equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues
+    while the loss is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by
+    more than that, or after one that differs by ten times as much.
     """
+    if math.isnan(state.last_loss):  # the first batch
+        return True, {"reference_loss": value, "first_loss": value, "safe_point": x}
     difference = abs(value - state.last_loss) - _LOSS_ROUNDING_ERRORS * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
     if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
@@ -61,8 +55,12 @@ def compare_batches(state: State, value: float, noise: float, eps: float) -> tup
         steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
     agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _LARGE_DISAGREEMENT * noise * state.last_decrease
     is_fast = steps_since_halving < (_LONG_STEP_LIMIT if state.last_step_was_long else _SHORT_STEP_LIMIT)
-    continues = difference <= 0.0 or (agrees and is_fast)
-    return continues, BatchComparison(disagreements, steps_since_halving, reference_loss)
+    changes = {
+        "disagreements": disagreements,
+        "steps_since_halving": steps_since_halving,
+        "reference_loss": reference_loss,
+    }
+    return difference <= 0.0 or (agrees and is_fast), changes
 
 
 class LossMean(NamedTuple):

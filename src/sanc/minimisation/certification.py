@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sanc.autograd.products import HVP_MODES, HvpMode
-from sanc.core.curvature import Certificate, probe
+from sanc.core.curvature import DEFAULT_CONFIDENCE, Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
 from sanc.minimisation.objective import build_oracle, torch_modes
 
@@ -23,7 +23,7 @@ def certificate(
     args: tuple[Any, ...] = (),
     eps: float = 1e-5,
     eps_curvature: float | None = None,
-    confidence: float = 0.99,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
     hvp: HvpMode = "auto",

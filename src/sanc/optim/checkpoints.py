@@ -20,7 +20,7 @@ from sanc.autograd.products import OPTIMIZER_HVP_MODES
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
-from sanc.errors import ArgumentError, one_of, shown
+from sanc.errors import ArgumentError, one_of, shown, without_addresses
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
 
@@ -114,8 +114,11 @@ def checked_run_state(driver: Driver, run_state: Any) -> dict[str, Any]:
 
 def saved_settings(method: Method) -> dict[str, Any]:
     """Return the settings of a method as plain values."""
-    plain = (bool, int, float, str, type(None))
-    return {name: value if isinstance(value, plain) else repr(value) for name, value in method.options().items()}
+
+    def plain(value: Any) -> Any:
+        return value if isinstance(value, bool | int | float | str | None) else without_addresses(repr(value))
+
+    return {name: plain(value) for name, value in method.options().items()}
 
 
 def checked_groups(

@@ -28,14 +28,13 @@ from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import OptimizerHvpMode
 from sanc.autograd.randomness import DrawTests, UndoneDraws, repeatable_draws
 from sanc.core.interrupts import interruptible, uninterrupted
-from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
-from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.training import SecondOrderTraining, TrainingIteration
 from sanc.optim.first_step import check_callable, check_closure
 from sanc.ranks.modes import Mode
 
@@ -55,7 +54,7 @@ class Driver:
     ----------
     mode : Mode
         How the work is distributed: one process, or the ranks of a group.
-    iteration : IterationProtocol
+    iteration : TrainingIteration
         The iteration, with its state.
     oracle : AutogradOracle
         Evaluates the closures; it is kept from step to step.
@@ -97,11 +96,11 @@ class Driver:
         earlier_grads = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}
         self._earlier_grads = weakref.WeakValueDictionary(earlier_grads)
         self.oracle = self._new_oracle(leaves, hvp, "")
-        self.iteration: IterationProtocol
+        self.iteration: TrainingIteration
         if method.on_samples:
             self.iteration = MinibatchIteration(method, seed, mode.preconditioner)
         else:
-            self.iteration = Iteration(method, seed)
+            self.iteration = SecondOrderTraining(method, seed)
         self.capture = Capture(method) if capture else None
 
     def __getstate__(self) -> dict[str, Any]:

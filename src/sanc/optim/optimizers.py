@@ -16,10 +16,10 @@ from sanc.autograd.products import OPTIMIZER_HVP_MODES, OptimizerHvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
 from sanc.core.model import SAMPLED_KRYLOV_DIM
-from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
+from sanc.minibatch.training import TrainingIteration
 from sanc.optim.checkpoints import (
     checked_groups,
     checked_run_state,
@@ -209,7 +209,7 @@ class CubicOptimizer(Optimizer):
         return "capture = False" if capture is None else capture.reason
 
     @property
-    def _iteration(self) -> IterationProtocol:
+    def _iteration(self) -> TrainingIteration:
         return self._driver.iteration
 
     # Parameters.

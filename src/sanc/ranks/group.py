@@ -12,7 +12,6 @@ parameters have changed since. So all ranks learn of the difference before a col
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sanc.errors import ArgumentTypeError, RanksError, shown
+from sanc.errors import ArgumentTypeError, RanksError, shown, without_addresses
 
 T = TypeVar("T")
 
@@ -291,8 +290,8 @@ def quick_fingerprint(vector: Tensor) -> int:
 
 
 def _text(numbers: Mapping[str, Any]) -> bytes:
-    """Return numbers as text that is equal in all processes: the default `repr` of an object contains its address."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(_without_times(numbers))).encode()
+    """Return numbers as text that is equal in all processes."""
+    return without_addresses(repr(_without_times(numbers))).encode()
 
 
 def _without_times(entry: Any) -> Any:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sanc.core.saved import require_mapping, require_vector, state_error
-from sanc.errors import ArgumentTypeError, shown
+from sanc.core.saved import require_mapping, require_vector
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 Shape = tuple[int, ...]
 
@@ -143,7 +143,10 @@ def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequ
     for index, (example, entry) in enumerate(zip_longest(examples, saved, fillvalue=no_tensors)):
         label = f"{where} of parameter {index}"
         if set(require_mapping(label, entry)) != set(example):
-            raise state_error(label, sorted(map(str, entry)), f"tensors of the names {sorted(example)}")
+            raise ArgumentError(
+                f"{label} has the tensors {sorted(map(str, entry))}, and {shown(metric)} has {sorted(example)}: the "
+                "state is of another metric. Construct the optimiser with the metric of the saved run."
+            )
         for name, tensor in example.items():
             require_vector(f"{label}[{name!r}]", entry[name], tuple(tensor.shape))
 

@@ -1,0 +1,72 @@
+"""The members of an iteration that optimisers use, and the iteration of a method without an averaged phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sanc.core.iteration import Iteration
+from sanc.core.protocol import IterationProtocol
+from sanc.core.record import Record
+from sanc.core.space import Vector
+from sanc.minibatch.joining import Rearrange
+
+
+class TrainingIteration(IterationProtocol, Protocol):
+    """The members of an iteration that optimisers use, beyond those that runs use.
+
+    `MinibatchIteration` and `SecondOrderTraining` have them. `rearrange` adapts the state after parameters have joined
+    or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
+    its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
+    phase.
+
+    Attributes
+    ----------
+    averages : bool
+        Whether it has an averaged phase, which needs gradients only.
+    rates : sequence of float
+        Factors of the step size, one for each parameter.
+    has_returned : bool
+        Whether the last iteration returned to an earlier point.
+    """
+
+    averages: bool
+    rates: Sequence[float]
+    has_returned: bool
+
+    def read_record(self) -> Record | None: ...
+    def rearrange(
+        self, places: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+    ) -> None: ...
+    def average(self, y: Vector) -> Vector: ...
+    def gradient_point(self, x: Vector) -> Vector: ...
+
+
+class SecondOrderTraining(Iteration):
+    """The iteration of the core as an optimiser uses it: it has no averaged phase."""
+
+    averages = False
+    has_returned = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rates: Sequence[float] = ()  # not used: σ determines the step norm
+
+    def read_record(self) -> None:
+        """Return None: `iterate` returns a complete record."""
+
+    def rearrange(
+        self, places: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Continue with other parameters, without the vectors of the acceptance rule."""
+        self.reset()
+
+    def average(self, y: Vector) -> Vector:
+        """Return y: this iteration averages nothing."""
+        return y
+
+    def gradient_point(self, x: Vector) -> Vector:
+        """Return the point at which gradients are evaluated: x."""
+        return x
