@@ -338,7 +338,7 @@ def test_requirements_are_attributes_and_not_identities():
 
 
 def test_only_the_faces_ask_which_oracle_wraps_another():
-    """A run uses `full_oracle`, `unscaled_oracle`, `exponent` and `places`, which every oracle has."""
+    """A run uses `full_oracle`, `unscaled_oracle`, `exponent` and `free_indices`, which every oracle has."""
     allowed = {SOURCE / "core" / name for name in ("faces.py", "box_model.py")}
     for path in set(modules()) - allowed:
         assert not re.search(r"isinstance\([^)]*(?:FaceOracle|ScaledOracle)", path.read_text()), path

@@ -634,7 +634,7 @@ def test_a_step_size_of_the_caller_replaces_ours():
     for step in (ConstantSize(scale=0.02), sanc.StepScale(scale=0.02, warm_up=0, slow_down=0, distance=0.0)):
         torch.manual_seed(0)
         weights, opt_batches = torch.nn.Parameter(torch.randn(4, 3)), torch.randn(30, 8, 4)
-        opt = sanc.SANC([weights], step=step, curvature=False, seed=0)
+        opt = sanc.SANC([weights], step_scale=step, curvature=False, seed=0)
         for batch in opt_batches:
             opt.step(lambda batch=batch: (batch @ weights).square().mean())
         runs.append(weights.detach().clone())
@@ -647,12 +647,13 @@ def test_what_is_no_metric_is_rejected(metric):
         sanc.SANC([torch.zeros(2, requires_grad=True)], metric=metric)
 
 
-@pytest.mark.parametrize("name", ["step", "average"])
+@pytest.mark.parametrize("name", ["step_scale", "average"])
 @pytest.mark.parametrize("value", [0.1, "big", None, sanc.StepScale, sanc.Momentum()], ids=repr)
 def test_an_object_of_another_type_in_place_of_settings_is_rejected(name, value):
-    remedy = {"step": r"pass sanc\.StepScale\(…\), whose settings are scale,", "average": r"pass sanc\.Average\(…\)"}[
-        name
-    ]
+    remedy = {
+        "step_scale": r"pass sanc\.StepScale\(…\), whose settings are scale,",
+        "average": r"pass sanc\.Average\(…\)",
+    }[name]
     for build in (sanc.method_for, sanc.Minibatch, lambda **options: sanc.SANC([torch.ones(2)], **options)):
         with pytest.raises(sanc.ArgumentTypeError, match=f"{name} = .* cannot be used: {remedy}"):
             build(**{name: value})

@@ -19,7 +19,7 @@ from sanc.many.minimizing import RunOptions
 from sanc.minibatch.settings import METRICS
 from sanc.options import ArgminOptions, CurveFitOptions, MinimizeOptions, OptimizerOptions
 
-PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
 CLASSES = [
     sanc.Method, sanc.CubicModel, sanc.KrylovModel, sanc.NoModel, sanc.RatioTest, sanc.AcceptAll, sanc.Momentum,
     sanc.CheckedEscape, sanc.PaperEscape, sanc.GradientStep, sanc.Stay, sanc.SigmaUpdate, sanc.Minibatch,

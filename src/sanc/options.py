@@ -29,7 +29,7 @@ class OptimizerOptions(TypedDict, total=False):
     sigma: SigmaSettings
     minibatch: Minibatch | None
     metric: Metric | Literal["kronecker", "diagonal", "none"]
-    step: StepScale
+    step_scale: StepScale
     average: Average
     # the model and the Krylov space
     krylov_dim: int | None

@@ -35,7 +35,7 @@ PRESETS: Mapping[str, Method] = {
 """The presets by name: the method of the paper without changes, and the default, which has no constants to tune.
 
 η1 = 0.1 and η2 = 0.75 are in the range usual for trust-region methods (Conn, Gould and Toint 2000). A `first_radius` of
-1 is one unit of length. The bounds of σ only prevent overflow and underflow in float64, with a margin of 1e18.
+1 is one length scale. The bounds of σ only prevent overflow and underflow in float64, with a margin of 1e18.
 """
 
 
@@ -76,7 +76,7 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 _MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
 """Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
 
-_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step", "average")
+_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
 
 
@@ -90,8 +90,8 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: U
     preset : {"robust", "paper"} or Method
         The method whose pieces it is composed from.
     **options
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and settings of
-        pieces, by name.
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_scale`, `average`) and settings
+        of pieces, by name.
 
     Examples
     --------

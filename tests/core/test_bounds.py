@@ -86,7 +86,7 @@ def test_a_face_has_the_rows_and_columns_of_its_free_variables(rng):
     assert face.full_vector(v).tolist() == [v[0], 0.0, v[1], v[2], 0.0] and face.full_oracle is face.inner
     plain, scaled = face.inner, ScaledOracle(face.inner, -3)
     assert scaled.unscaled_oracle is plain and scaled.full_oracle is scaled and scaled.exponent == -3
-    assert plain.unscaled_oracle is plain.full_oracle is plain and plain.exponent == 0 and plain.places is None
+    assert plain.unscaled_oracle is plain.full_oracle is plain and plain.exponent == 0 and plain.free_indices is None
     assert plain.full_point(full) is full and plain.full_vector(full) is full
     assert face.move(x, np.array([5.0, 0.0, -5.0])).tolist() == [1.0, 0.2, -1.0]
 

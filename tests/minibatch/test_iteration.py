@@ -92,7 +92,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         V = V + max(1 - settings.metric.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
         floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
         p = g / unit / (np.sqrt(V) + floor)
-        s, aligned = settings.step, beyond > 0.7 * path
+        s, aligned = settings.step_scale, beyond > 0.7 * path
         eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and aligned else 2 * s.scale)
         eta *= min(1, (k + 1) / s.warm_up) / 15  # of a vector nothing else is known
         eta *= max(1 - k / horizon, 1 / horizon) if horizon else 1 / math.sqrt(1 + k / s.slow_down)

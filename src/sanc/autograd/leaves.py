@@ -114,14 +114,14 @@ class Leaves:
         same = self.shapes == other.shapes and (self._types, self.device) == (other._types, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
-    def places_in(self, other: Leaves) -> list[int | None]:
-        """Return the place of each leaf in the other layout; None if it is not there with the same shape and type."""
+    def indices_in(self, other: Leaves) -> list[int | None]:
+        """Return the index of each leaf in the other layout; None if it is not there with the same shape and type."""
         same_kind = (self.dtype, self.device) == (other.dtype, other.device)
-        places = {id(leaf): place for place, leaf in enumerate(other.tensors)} if same_kind else {}
-        candidates = (places.get(id(leaf)) for leaf in self.tensors)
+        indices = {id(leaf): index for index, leaf in enumerate(other.tensors)} if same_kind else {}
+        candidates = (indices.get(id(leaf)) for leaf in self.tensors)
         return [
-            place if place is not None and (other.shapes[place], other._types[place]) == kind else None
-            for place, kind in zip(candidates, zip(self.shapes, self._types, strict=True), strict=True)
+            index if index is not None and (other.shapes[index], other._types[index]) == kind else None
+            for index, kind in zip(candidates, zip(self.shapes, self._types, strict=True), strict=True)
         ]
 
     @torch.no_grad()

@@ -41,8 +41,8 @@ class Box:
         """Whether x is in the box; a point that is not finite is not."""
         return bool(((x >= self.lower) & (x <= self.upper)).all())
 
-    def numbers(self) -> tuple[list[float], list[float]]:
-        """Return lower and upper bounds as numbers."""
+    def as_lists(self) -> tuple[list[float], list[float]]:
+        """Return lower and upper bounds as lists."""
         return self.lower.tolist(), self.upper.tolist()
 
     def project(self, x: Tensor) -> Tensor:
@@ -78,9 +78,9 @@ class Box:
                 points += [(-1.5 * weight, x), (2.0 * weight, once), (-0.5 * weight, twice)]
         return points
 
-    def restricted(self, places: Tensor | None) -> Box:
+    def restricted(self, free_indices: Tensor | None) -> Box:
         """Return the box of some of the variables; None: all."""
-        return self if places is None else Box(self.lower[places], self.upper[places])
+        return self if free_indices is None else Box(self.lower[free_indices], self.upper[free_indices])
 
     def active(self, x: Tensor, g: Tensor) -> Tensor:
         """Return −1 for variables at their lower bound, 1 at the upper one, and 0 between them.
@@ -113,7 +113,7 @@ class FaceOracle(WrappedOracle):
         The bounds of all variables.
     point : vector
         All variables.
-    places : Tensor or None
+    free_indices : Tensor or None
         Indices of the free variables; None: all are free, and vectors are those of `inner`.
 
     Attributes
@@ -122,10 +122,10 @@ class FaceOracle(WrappedOracle):
         The bounds of the free variables.
     """
 
-    def __init__(self, inner: Oracle, box: Box, point: Vector, places: Tensor | None) -> None:
-        super().__init__(inner, inner.space if places is None else _smaller_space(inner.space, len(places)))
-        self.point, self.places = point, places
-        self.box = box.restricted(places)
+    def __init__(self, inner: Oracle, box: Box, point: Vector, free_indices: Tensor | None) -> None:
+        super().__init__(inner, inner.space if free_indices is None else _smaller_space(inner.space, len(free_indices)))
+        self.point, self.free_indices = point, free_indices
+        self.box = box.restricted(free_indices)
         self._full_points: RecentCache[Vector] = RecentCache(REMEMBERED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
         self._gradients: RecentCache[Vector] = RecentCache(2)
@@ -134,19 +134,19 @@ class FaceOracle(WrappedOracle):
     # Vectors of the face and of the whole space.
 
     def compress(self, full: Vector) -> Vector:
-        if self.places is None:
+        if self.free_indices is None:
             return full
-        return self.space.vector(self.inner.space.tensor(full)[self.places])
+        return self.space.vector(self.inner.space.tensor(full)[self.free_indices])
 
     @property
     def full_oracle(self) -> Oracle:
         return self.inner
 
     def full_vector(self, v: Vector) -> Vector:
-        return v if self.places is None else self.extend(v, self.point)
+        return v if self.free_indices is None else self.extend(v, self.point)
 
     def full_point(self, x: Vector) -> Vector:
-        if self.places is None:
+        if self.free_indices is None:
             return x
         if self._current is not None and self._current[0] is x:
             return self._current[1]
@@ -158,11 +158,11 @@ class FaceOracle(WrappedOracle):
     def extend(self, v: Vector, base: Vector) -> Vector:
         """Return a new vector with the entries of v, and those of `base` where variables are held."""
         tensor = self.inner.space.tensor(base).clone()
-        tensor[self.places] = self.space.tensor(v)
+        tensor[self.free_indices] = self.space.tensor(v)
         return self.inner.space.vector(tensor)
 
     def full_step(self, s: Vector) -> Vector:
-        return s if self.places is None else self.extend(s, self.inner.space.zeros())
+        return s if self.free_indices is None else self.extend(s, self.inner.space.zeros())
 
     def keep(self, x: Vector, full: Vector) -> None:
         """Keep the full vector of x, the current point of the run, which the cache might drop."""
@@ -193,28 +193,30 @@ class FaceOracle(WrappedOracle):
         if not self.is_inside(x):
             return math.nan, x * math.nan
         value, g = self.inner.gradient(self.full_point(x))
-        return value, g if self.places is None else self._gradients.get(x, lambda _: self.compress(g))
+        return value, g if self.free_indices is None else self._gradients.get(x, lambda _: self.compress(g))
 
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(self.full_point(x))
 
     def truncation_error(self, x: Vector) -> Vector | None:
         error = self.inner.truncation_error(self.full_point(x))
-        return error if error is None or self.places is None else self.compress(error)
+        return error if error is None or self.free_indices is None else self.compress(error)
 
     def norm(self, v: Vector) -> float:
-        return self.inner.norm(v) if self.places is None else self.space.norm(v)
+        return self.inner.norm(v) if self.free_indices is None else self.space.norm(v)
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
         return self.inner.is_cached(self.full_point(x))
 
     def hessian(self, x: Vector) -> Operator:
         operator = self.inner.hessian(self.full_point(x))
-        return operator if self.places is None else _FaceOperator(self, operator)
+        return operator if self.free_indices is None else _FaceOperator(self, operator)
 
-    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
-        assert places is None, "a face of a face"
-        return self.inner.eigenbasis(self.full_point(x), None if self.places is None else self.places.cpu().numpy())
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
+        assert free_indices is None, "a face of a face"
+        return self.inner.eigenbasis(
+            self.full_point(x), None if self.free_indices is None else self.free_indices.cpu().numpy()
+        )
 
 
 class _FaceOperator(Operator):
@@ -236,10 +238,10 @@ class _FaceOperator(Operator):
         return self.face.compress(self.inner.gradient())
 
     def matrix(self) -> Floats | None:
-        matrix, places = self.inner.matrix(), self.face.places
-        if matrix is None or places is None:
+        matrix, free_indices = self.inner.matrix(), self.face.free_indices
+        if matrix is None or free_indices is None:
             return matrix
-        indices = places.cpu().numpy()
+        indices = free_indices.cpu().numpy()
         free: Floats = matrix[np.ix_(indices, indices)]
         return free
 

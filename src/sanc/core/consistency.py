@@ -56,10 +56,10 @@ them along the line by `NOISE_SPACING`, and more if f changes faster across it. 
 roundoff of f."""
 
 
-def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tuple[float, float]:
+def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
-    Central differences with four step lengths, relative to `length`, are computed. If one of them agrees with the
+    Central differences with four steps, relative to `length_scale`, are computed. If one of them agrees with the
     gradient, it is returned. Otherwise the two that agree best are used.
     """
     space = oracle.space
@@ -68,7 +68,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tu
     if not norm > 0.0:
         return 1.0, 0.0
     direction, ratios, roundings = g / norm, [], []
-    for step in (max(length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (max(length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         roundings.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
@@ -84,14 +84,14 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length: float) -> tu
     return ratio, error
 
 
-def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
+def check_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe how the values near x contradict the gradient."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
-        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, length)
+        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, length_scale)
     if error > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
-    ratio, error = differenced_derivative_ratio(oracle, x, length)
+    ratio, error = differenced_derivative_ratio(oracle, x, length_scale)
     if not abs(ratio - 1.0) > _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
         return ""
     if abs(ratio + 1.0) <= _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
@@ -102,7 +102,7 @@ def check_gradient(oracle: Oracle, x: Vector, length: float) -> str:
     )
 
 
-def estimate_gradient_rounding(oracle: Oracle, x: Vector, length: float) -> float:
+def estimate_gradient_rounding(oracle: Oracle, x: Vector, length_scale: float) -> float:
     """Estimate the norm of the rounding error of an exact gradient at x; 0 if a product is not finite.
 
     Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
@@ -122,26 +122,26 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length: float) -> floa
     finally:
         operator.release()
     sum_error = space.eps * math.sqrt(2.0 * hessian_norm) * math.sqrt(abs(value))
-    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, length)))
+    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, length_scale)))
 
 
-def estimate_gradient_noise(oracle: Oracle, x: Vector, length: float, seed: int = 0) -> float:
+def estimate_gradient_noise(oracle: Oracle, x: Vector, length_scale: float, seed: int = 0) -> float:
     """Estimate the noise of the gradient near x from third differences on a line, as `check_noise` does for f."""
-    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length, seed)]
+    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length_scale, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
     return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
 
-def check_small_gradient(oracle: Oracle, x: Vector, length: float) -> str:
+def check_small_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe a directional derivative of f at x that is far larger than the small gradient there.
 
-    Central differences along a random direction with two step lengths, far below `length`, have to agree.
+    Central differences along a random direction with two steps, far below `length_scale`, have to agree.
     """
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     expected, derivatives = space.dot(g, d), []
-    for step in (length * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
+    for step in (length_scale * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
@@ -184,13 +184,14 @@ def truncation_message(gradient_error: float) -> str:
     return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
-def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) -> str:
+def check_curvature(oracle: Oracle, x: Vector, length_scale: float, tolerance: float) -> str:
     """Describe a curvature of f at x that differences of the caller's gradient miss.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
-    with far longer steps, detect it. They are computed along a random direction with steps relative to `length`. If one
-    of them agrees with the product up to `tolerance`, the product is consistent. Otherwise the one with the smallest
-    error is used. The product is inconsistent if it misses the whole curvature of f, or has a larger error than that.
+    with far longer steps, detect it. They are computed along a random direction with steps relative to `length_scale`.
+    If one of them agrees with the product up to `tolerance`, the product is consistent. Otherwise the one with the
+    smallest error is used. The product is inconsistent if it misses the whole curvature of f, or has a larger error
+    than that.
     """
     space, operator = oracle.space, oracle.hessian(x)
     d = space.normal(np.random.default_rng((0, 5)))
@@ -215,7 +216,7 @@ def check_curvature(oracle: Oracle, x: Vector, length: float, tolerance: float) 
         return difference <= max(_RELATIVE_ERROR * abs(curvature), tolerance)
 
     balanced = math.sqrt(4.0 * space.eps * abs(value) / tolerance)  # with this step the roundoff is the tolerance
-    steps = (*(length * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length)
+    steps = (*(length_scale * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length_scale)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
         return ""
@@ -288,14 +289,14 @@ def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed
     return largest
 
 
-def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
+def check_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
     It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). With differenced
     gradients, changes of f due to rounding the points do not count as noise.
     """
     space = oracle.space
-    values = np.array([oracle.value(point) for point in _points_on_line(space, x, length, seed)])
+    values = np.array([oracle.value(point) for point in _points_on_line(space, x, length_scale, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
         by_points = _POINT_ROUNDING * float(np.max(np.abs(np.diff(values)))) if oracle.differenced_gradient else 0.0
@@ -304,13 +305,13 @@ def check_noise(oracle: Oracle, x: Vector, length: float, limit: float = _REPORT
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
 
 
-def _points_on_line(space: Space, x: Vector, length: float, seed: int) -> list[Vector]:
+def _points_on_line(space: Space, x: Vector, length_scale: float, seed: int) -> list[Vector]:
     """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, 7)))
-    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * length) / space.norm(d)
+    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * length_scale) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 
-def find_stall_cause(oracle: Oracle, x: Vector, length: float) -> str:
+def find_stall_cause(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe what may have stalled a run."""
-    return check_symmetry(oracle, x) or check_noise(oracle, x, length) or check_gradient(oracle, x, length)
+    return check_symmetry(oracle, x) or check_noise(oracle, x, length_scale) or check_gradient(oracle, x, length_scale)

@@ -121,7 +121,7 @@ def stall_ending(run: Run) -> Ending:
     stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
-    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.length)
+    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.length_scale)
     return Ending(Status.STALLED, cause) if cause else _roundoff_ending(run)
 
 
@@ -139,7 +139,7 @@ def _roundoff_ending(run: Run) -> Ending:
     if not (predicts_none or oracle.differenced_gradient):
         return Ending(Status.STALLED)
     with oracle.uncounted():
-        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.length), None
+        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.length_scale), None
         is_roundoff = predicts_none and space.norm(g) <= error
         if not is_roundoff:
             truncation = oracle.truncation_error(run.x)
@@ -203,6 +203,6 @@ def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
     oracle = run.oracle
     if not (oracle.gradient_of_caller and oracle.differenced_products):
         return ""
-    length = max(run.units.length, oracle.space.norm(run.x)) or 1.0
+    length_scale = max(run.units.length, oracle.space.norm(run.x)) or 1.0
     with oracle.uncounted():
-        return consistency.check_curvature(oracle, run.x, length, cert.eps_curvature)
+        return consistency.check_curvature(oracle, run.x, length_scale, cert.eps_curvature)

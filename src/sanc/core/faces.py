@@ -37,11 +37,11 @@ def _change_face(run: Run, free: Tensor | None) -> None:
     """Continue with these free variables, None: all; vectors in the state of the acceptance rule follow."""
     assert run.box is not None
     old, point = run.oracle, run.point
-    places = None if free is None or bool(free.all()) else torch.nonzero(free).reshape(-1)
-    if isinstance(old, FaceOracle) and _is_same(old.places, places):
+    free_indices = None if free is None or bool(free.all()) else torch.nonzero(free).reshape(-1)
+    if isinstance(old, FaceOracle) and _is_same(old.free_indices, free_indices):
         old.keep(run.x, point)
         return
-    face = FaceOracle(run.full_oracle, run.box, point, places)
+    face = FaceOracle(run.full_oracle, run.box, point, free_indices)
     vectors = run.full_vectors()
     run.oracle, run.x = face, face.compress(point)
     face.keep(run.x, point)
@@ -51,11 +51,11 @@ def _change_face(run: Run, free: Tensor | None) -> None:
         iteration.restore(iteration.numbers(), compressed, iteration.tensors())
 
 
-def _is_same(places: Tensor | None, others: Tensor | None) -> bool:
+def _is_same(free_indices: Tensor | None, others: Tensor | None) -> bool:
     """Whether two sets of indices are the same."""
-    if places is None or others is None:
-        return places is others
-    return torch.equal(places, others)
+    if free_indices is None or others is None:
+        return free_indices is others
+    return torch.equal(free_indices, others)
 
 
 def weakly_active(run: Run) -> Tensor:

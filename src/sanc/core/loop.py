@@ -54,7 +54,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome)
-    return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length, run.needs_products)
+    return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length_scale, run.needs_products)
 
 
 def _test_point(run: Run, value: float, grad_norm: float) -> Ending:

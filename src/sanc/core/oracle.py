@@ -131,7 +131,7 @@ class Oracle(ABC):
         Whether its Hessian is a matrix in every iteration.
     box : Box or None
         Bounds (`sanc.core.bounds`) that no evaluation may leave, not even for a finite difference; None: no bounds.
-    places : Tensor or None
+    free_indices : Tensor or None
         Indices of its variables among all variables, if it is that of the free variables of a face; None: all.
     exponent : int
         It evaluates 2^exponent · f.
@@ -148,7 +148,7 @@ class Oracle(ABC):
     convex: bool = False
     has_matrix: bool = False
     box: Any = None
-    places: Any = None
+    free_indices: Any = None
     exponent: int = 0
 
     @property
@@ -225,7 +225,7 @@ class Oracle(ABC):
         return 0.0
 
     def truncation_error(self, x: Vector) -> Vector | None:
-        """Return the error of each entry of a differenced ∇f(x) due to the length of the step; None for others."""
+        """Return the error of each entry of a differenced ∇f(x) due to the size of the difference; None for others."""
         return None
 
     def norm(self, v: Vector) -> float:
@@ -240,10 +240,10 @@ class Oracle(ABC):
     def hessian(self, x: Vector) -> Operator:
         """Return ∇²f(x) on the Hessian sample."""
 
-    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
         """Return the eigenpairs of `hessian` at x; None if only products are known.
 
-        `places` is an array of indices: rows and columns of other variables are left out.
+        `free_indices` is an array of indices: rows and columns of other variables are left out.
         """
         return None
 
@@ -339,7 +339,7 @@ class RecentCache(Generic[T]):
 
 
 def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
-    """Return the step length of a central difference at `x`: ∛eps times the scale of x.
+    """Return the step of a central difference at `x`: ∛eps times the scale of x.
 
     The cube root balances roundoff against truncation. The scale is the root mean square of the entries of x, at least
     `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
@@ -395,8 +395,8 @@ class CachedOracle(WrappedOracle):
             )
         return operator
 
-    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
-        return self.inner.eigenbasis(x, places)
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
+        return self.inner.eigenbasis(x, free_indices)
 
     def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
         return self.inner.lanczos(operator, start, **options)

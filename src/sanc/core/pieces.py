@@ -201,7 +201,7 @@ class SampleSettings(Protocol):
     ----------
     metric : object
         The metric of averaged steps.
-    step, average : object
+    step_scale, average : object
         Settings of their size, and of the average.
     curvature : bool
         Whether second-order steps are made while batches agree.
@@ -212,7 +212,7 @@ class SampleSettings(Protocol):
     @property
     def metric(self) -> Any: ...
     @property
-    def step(self) -> Any: ...
+    def step_scale(self) -> Any: ...
     @property
     def average(self) -> Any: ...
     @property

@@ -47,7 +47,7 @@ class State:
     last_grad_norm : float
         ‖g‖ in the last iteration; 0 before the first.
     unit_length, unit_cubic : float
-        Units of length and of σ of the first point (`sanc.core.units`); 0 until they are measured.
+        Length scale and unit of σ of the first point (`sanc.core.units`); 0 until they are measured.
     rule_state : mapping
         State of the acceptance rule: floats, and vectors of the dimension of x.
     """
@@ -90,7 +90,7 @@ class Point:
     state : State
         The state after the previous iteration.
     units : Units
-        Units of length and of σ of the first point.
+        Length scale and unit of σ of the first point.
     tol : float
         The caller's tolerance on ‖g‖.
     one_sample : bool
@@ -161,7 +161,7 @@ class Point:
         `product_norm` is ‖Bq‖ with the unit vector q of the start of Lanczos, or an estimate of ‖B‖.
         """
         is_stationary = self.grad_norm <= self.space.eps * product_norm * self.norm
-        # At a stationary point, and with another start than the gradient, that gives no unit of length.
+        # At a stationary point, and with another start than the gradient, that gives no length scale.
         grad_norm = 0.0 if self.start is not None or is_stationary else self.grad_norm
         return measure_units(self.value, grad_norm, product_norm, self.norm)
 

@@ -148,8 +148,8 @@ class Run:
         return units if units.length else self.initial_units
 
     @property
-    def length(self) -> float:
-        """The unit of length, or 1 if it is not known."""
+    def length_scale(self) -> float:
+        """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
 
     def prepare(self) -> None:

@@ -33,7 +33,7 @@ def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:
     Near a strong saddle or maximum the steps of the model may change f by less than its roundoff, so that the ratio
     test cannot detect that they are too short. Along v with vᵀHv = λ < 0 the predicted decrease ½|λ|t² exceeds the
     roundoff of f from t = √(2 eps|f|/|λ|) on. Longer steps are tried from there, each twice the last, up to √(|f|/|λ|),
-    ‖x‖ or the unit of length.
+    ‖x‖ or the length scale.
     """
     space, (value, g) = run.oracle.space, run.oracle.gradient(run.x)
     f_length = math.sqrt(abs(value) / -cert.lambda_min)

@@ -64,8 +64,8 @@ class ScaledOracle(WrappedOracle):
     def hessian(self, x: Vector) -> Operator:
         return _ScaledOperator(self.inner.hessian(x), self.factor)
 
-    def eigenbasis(self, x: Vector, places: Any = None) -> Eigenbasis | None:
-        basis = self.inner.eigenbasis(x, places)
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
+        basis = self.inner.eigenbasis(x, free_indices)
         return basis and Eigenbasis(basis.values * self.factor, basis.rows, basis.projections * self.factor)
 
 

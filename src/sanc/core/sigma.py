@@ -218,7 +218,7 @@ class SigmaUpdate(Piece):
     ----------
     sigma0 : float or None
         The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. 1 is the paper's. None: 1e-4 ‖g‖
-        over the square of the unit of length at the first point (`sanc.core.units`), which has the units of σ.
+        over the square of the length scale at the first point (`sanc.core.units`), which has the units of σ.
     sigma_floor, sigma_ceiling : float or None
         Bounds of σ. A floor of None is the machine precision of the parameters' type, as in the paper.
         The ceiling only prevents overflow: 1e100 and the norms of a step have products in the range of float64.

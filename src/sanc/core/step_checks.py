@@ -69,11 +69,11 @@ class StepMonitor:
     gradient_verified: bool = False
     noise_checked: bool = False
 
-    def ending_after(self, oracle: Oracle, step: MadeStep, length: float, needs_products: bool) -> Ending:
-        """Return the ending that a step of an exact objective causes; `length` is the unit of length."""
+    def ending_after(self, oracle: Oracle, step: MadeStep, length_scale: float, needs_products: bool) -> Ending:
+        """Return the ending that a step of an exact objective causes; `length_scale` is that of the run."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE
-        cause = self._gradient_cause(oracle, step, length)
+        cause = self._gradient_cause(oracle, step, length_scale)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
         if checks_symmetry and not cause:
             cause = consistency.check_symmetry(oracle, step.after)
@@ -81,10 +81,10 @@ class StepMonitor:
             return Ending(Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
-            cause = consistency.check_noise(oracle, step.after, length, consistency.ENDING_NOISE)
+            cause = consistency.check_noise(oracle, step.after, length_scale, consistency.ENDING_NOISE)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
-    def _gradient_cause(self, oracle: Oracle, step: MadeStep, length: float) -> str:
+    def _gradient_cause(self, oracle: Oracle, step: MadeStep, length_scale: float) -> str:
         """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
             return ""
@@ -93,7 +93,7 @@ class StepMonitor:
         self.mismatches += 1
         if not step.stays and self.mismatches <= _ALLOWED_MISMATCHES:
             return ""
-        cause = consistency.check_gradient(oracle, step.after, length)
+        cause = consistency.check_gradient(oracle, step.after, length_scale)
         self.gradient_verified = not cause
         return cause
 

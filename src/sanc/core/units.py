@@ -31,7 +31,7 @@ class Units:
     Attributes
     ----------
     length : float
-        The unit of length.
+        The length scale.
     cubic : float
         The unit of σ, which is f/x³.
     """
@@ -41,7 +41,7 @@ class Units:
 
     @property
     def value(self) -> float:
-        """The unit of f: the change of f over a unit of length."""
+        """The unit of f: the change of f over the length scale."""
         return self.cubic * self.length * self.length * self.length
 
 

@@ -79,8 +79,8 @@ def diagnose(
     Parameters
     ----------
     model : nn.Module
-        The network. Parameters that require a gradient take part. Nothing of it is changed. It may be wrapped by
-        DistributedDataParallel or `fully_shard`.
+        The network, as a function of its parameters that require a gradient. Nothing of it is changed. It may be
+        wrapped by DistributedDataParallel or `fully_shard`.
     loss : callable
         A module such as ``nn.CrossEntropyLoss()``, or a function of ``torch.nn.functional``, called as
         ``loss(model(inputs), targets)`` for batches of inputs and targets; or a function of the caller's, called as

@@ -1,4 +1,4 @@
-"""Gradients by differences of values, for functions without derivatives."""
+"""Gradients by differences of f, for functions without derivatives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ and Trapp 1998).
 
 
 class DifferenceOracle(CallableOracle):
-    """A function without derivatives: a gradient costs n values besides f(x), or 2n with "3-point".
+    """A function without derivatives: a gradient costs n evaluations of f besides f(x), or 2n with "3-point".
 
     "cs" computes Im f(x + ih)/h, which is exact to roundoff. It needs an analytic f that accepts complex numbers.
     Hessian products are differences of these gradients, with a step that balances the error of the gradients.
@@ -95,7 +95,7 @@ class DifferenceOracle(CallableOracle):
         return (self._evaluate(above) - self._evaluate(below)) / float(above[k] - below[k])
 
     def _one_sided_derivative(self, x: Any, k: int, h: float) -> float:
-        """Return ∂f/∂x_k from values on the side of x_k that has more room within the bounds; 0 if it is fixed."""
+        """Return ∂f/∂x_k from evaluations on the side of x_k that has more room within the bounds; 0 if it is fixed."""
         below, above = float(x[k] - self.box.lower[k]), float(self.box.upper[k] - x[k])
         room = max(below, above)
         if room <= 0.0:

@@ -191,7 +191,7 @@ class CallableOperator(Operator):
         return total
 
     def step(self) -> float:
-        """Return the step length of differences."""
+        """Return the step of differences."""
         return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)
 
     def error(self, v: Vector, product: Vector) -> float:

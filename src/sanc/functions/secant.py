@@ -1,8 +1,8 @@
-"""Functions without derivatives: gradients by differences of values, and a Hessian from changes of the gradient.
+"""Functions without derivatives: gradients by differences of f, and a Hessian from changes of the gradient.
 
-A Hessian product by differences of gradients costs 2n values or more. Within an iteration the Hessian is therefore a
-secant matrix B, which the change of the gradient along each step updates (symmetric rank one). The certificate needs
-the Hessian itself: second differences of values give all of it at once, and B becomes that matrix.
+A Hessian product by differences of gradients costs 2n evaluations of f or more. Within an iteration the Hessian is
+therefore a secant matrix B, which the change of the gradient along each step updates (symmetric rank one). The
+certificate needs the Hessian itself: second differences of f give all of it at once, and B becomes that matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sanc.core.space import Floats, Vector
 from sanc.functions.differences import DifferenceOracle, Scheme
 
 SECANT_VARIABLES = 100
-"""Largest number of variables with a secant matrix: second differences cost n²/2 values."""
+"""Largest number of variables with a secant matrix: second differences cost n²/2 evaluations of f."""
 
 _SKIPPED_UPDATE = 1e-8
 """An update is skipped if its denominator is below this fraction of the norms: the usual safeguard (Conn, Gould and
@@ -30,8 +30,8 @@ _FORWARD_ERRORS = 100.0
 changes a step by no more than a secant matrix does."""
 
 _MAX_UPDATES = 30
-"""Updates after which second differences replace the matrix. With 100 some runs of the zoo take more values, and with
-fewer than 30 the second differences cost more than they save."""
+"""Updates after which second differences replace the matrix. With 100 some runs of the zoo take more evaluations, and
+with fewer than 30 the second differences cost more than they save."""
 
 _SECOND_POWER = 1 / 4
 """Power p of the step h = eps^p of second differences, which balances the errors O(h²) and eps/h²."""
@@ -41,7 +41,7 @@ class SecantOracle(DifferenceOracle):
     """A function without derivatives, whose Hessian in an iteration is a secant matrix.
 
     With "3-point" gradients are forward differences as long as their error is negligible, then central ones. After an
-    iteration without a step, and after `_MAX_UPDATES` updates, second differences of values replace the matrix.
+    iteration without a step, and after `_MAX_UPDATES` updates, second differences of f replace the matrix.
     """
 
     has_matrix = True
@@ -116,7 +116,7 @@ class SecantOracle(DifferenceOracle):
         return (curvature if 0.0 < curvature < math.inf else norm) * np.eye(len(g))
 
     def difference_matrix(self, x: Vector) -> Floats:
-        """Return the Hessian at x by second differences of values, and make it the secant matrix."""
+        """Return the Hessian at x by second differences of f, and make it the secant matrix."""
         if self._exact_at is x and self._matrix is not None:
             return self._matrix
         matrix = _second_differences(self, x)
@@ -172,7 +172,7 @@ class _SecantHessian(Operator):
 
 
 class _DifferencedHessian(Operator):
-    """The Hessian by second differences of values, all of it at the first product."""
+    """The Hessian by second differences of f, all of it at the first product."""
 
     def __init__(self, oracle: SecantOracle, x: Vector) -> None:
         self._oracle, self._x = oracle, x
@@ -222,7 +222,7 @@ def _second_differences(oracle: SecantOracle, x: Vector) -> Floats:
     """Return the Hessian: central second differences on the diagonal, and mixed ones from one more value each.
 
     f(x + d_i + d_j) − f(x + d_i) − f(x + d_j) + f(x) is h_i h_j H_ij up to terms of third order. Its mean with that of
-    −d_i and −d_j has none, but costs twice as many values.
+    −d_i and −d_j has none, but costs twice as many evaluations.
     """
     n, point, value = oracle.space.dim, _array(oracle, x), oracle.value(x)
     steps = oracle.space.eps**_SECOND_POWER * np.maximum(1.0, np.abs(point))

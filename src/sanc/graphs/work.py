@@ -14,7 +14,7 @@ from sanc.graphs.recording import Recorder, Recording, restored
 
 
 class RecordedWork:
-    """Does the work of `AveragedStep` by replaying recordings, one for each set of inputs that take part."""
+    """Does the work of `AveragedStep` by replaying recordings, one for each set of inputs that are not None."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

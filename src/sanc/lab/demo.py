@@ -26,7 +26,7 @@ from rich.text import Text
 from sanc import Branch
 from sanc.lab import cluster, curves, figures, runs, traces
 from sanc.lab.directory import finished
-from sanc.lab.experiments import Panel, RunSpec, Variant
+from sanc.lab.experiments import USER_FIGURE, Panel, RunSpec, Variant
 from sanc.lab.style import AXES, BRANCHES, style_of
 from sanc.lab.traces import RunTrace
 
@@ -65,7 +65,7 @@ def panel(budget: int = BUDGET, batch: int = BATCH) -> Panel:
         "widths": (48, 32),
         "held_out": 0.2,
     }
-    return Panel(name, "own", "mlp", "digits", tuple(SETTINGS), variants=variants, **options)
+    return Panel(name, USER_FIGURE, "mlp", "digits", tuple(SETTINGS), variants=variants, **options)
 
 
 def seconds_to(run: RunTrace, loss: float) -> float:

@@ -24,6 +24,9 @@ CONSTANTS: Mapping[str, tuple[float, float]] = (
 LAB_PRESETS: Mapping[str, str | Method] = {**{name: name for name in PRESETS}, "authors": AUTHORS}
 """The presets of the laboratory: values of the argument `preset`, by name."""
 
+USER_FIGURE = "own"
+"""In place of the number of a figure, for experiments of the user."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -157,7 +160,7 @@ class RunSpec:
         panel, method, preset = self.panel, self.method, self.preset
         if method in panel.variants:
             return panel.variants[method]
-        options, published = dict(panel.options), panel.figure != "own"
+        options, published = dict(panel.options), panel.figure != USER_FIGURE
         if preset == "robust" and published:
             options = {name: value for name, value in options.items() if name in ("sigma0", "lr")}
         if method in ("cr", "crm") and published:
@@ -237,7 +240,7 @@ def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str)
                 variants[key].composed()  # raises an error for a value that is not allowed
             methods.append(key)
     suffix = f"-by-{'-'.join(values)}"
-    figure = panel.figure if panel.figure == "own" else panel.figure + suffix
+    figure = panel.figure if panel.figure == USER_FIGURE else panel.figure + suffix
     fields: dict[str, Any] = {"methods": tuple(dict.fromkeys(methods)), "variants": variants, "varied": tuple(values)}
     return replace(panel, name=panel.name + suffix, figure=figure, **fields)
 

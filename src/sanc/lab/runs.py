@@ -18,7 +18,7 @@ import sanc
 from sanc import ArgumentError
 from sanc.lab import datasets, models, own_files
 from sanc.lab.directory import Journal, finished, reserved
-from sanc.lab.experiments import Panel, RunSpec, Variant, setting_names
+from sanc.lab.experiments import USER_FIGURE, Panel, RunSpec, Variant, setting_names
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
 """Called with the spent share of the budget, the last measured loss, and the branch and σ of the last iteration."""
@@ -106,7 +106,7 @@ def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int
         variant = RunSpec(panel, method, 0, preset).variant
         if variant.method in sanc.METHODS:
             variant.composed()
-    if panel.figure == "own":
+    if panel.figure == USER_FIGURE:
         kinds = [RunSpec(panel, method, 0, preset).variant.method for method in panel.methods]
         family = [kind for kind in kinds if kind in sanc.METHODS]
         used = {name for method in family for name in setting_names(method, preset)}

@@ -19,7 +19,7 @@ from sanc.errors import one_of
 from sanc.lab import claims, cluster, datasets, experiments, own_files, peers, runs, summary, traces
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
-from sanc.lab.experiments import Panel
+from sanc.lab.experiments import USER_FIGURE, Panel
 from sanc.lab.style import style_of
 
 _PANEL_KEYS = ("figure", "problem", "data", "data_note", "n", "dim", "strength", "batch_size", "budget", "unit",
@@ -71,7 +71,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
     file_options: dict[str, Any] = {"standardise": bool(given.get("standardise")), "label": given.get("label")}
     fields = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
     return Panel(
-        name, "own", *fields, calls=given["budget"], strength=chosen["strength"], penalty=penalty, **file_options
+        name, USER_FIGURE, *fields, calls=given["budget"], strength=chosen["strength"], penalty=penalty, **file_options
     )
 
 
@@ -158,7 +158,9 @@ class Study:
         for panel in self.panels:
             try:
                 with self.console.status(f"Reading {panel.data} …"):
-                    options = {"standardise": panel.standardise, "label": panel.label} if panel.figure == "own" else {}
+                    options = (
+                        {"standardise": panel.standardise, "label": panel.label} if panel.figure == USER_FIGURE else {}
+                    )
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64", **options)
             except sanc.SancError as problem:
                 if own_files.is_file(panel.data):
@@ -168,7 +170,7 @@ class Study:
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
-            if panel.figure == "own" and own_files.is_file(panel.data):
+            if panel.figure == USER_FIGURE and own_files.is_file(panel.data):
                 for note in filter(None, (own_files.label_note(loaded), own_files.scale_hint(loaded.X))):
                     self.console.print(note, soft_wrap=True, markup=False)
             n, dim = runs.check_panel(panel, loaded, self.preset)
@@ -190,7 +192,7 @@ class Study:
         panel = f"{len(panels)} panel{'s' * (len(panels) > 1)} ({names})"
         text = f"{len(specs)} run{'s' * (len(specs) > 1)} in {panel}, {len(unfinished)} to make {where}{estimate}."
         self.console.print(f"{text} Results go to [bold]{escape(str(self.out))}[/].", soft_wrap=True)
-        for panel_of_user in (panel for panel in panels if panel.figure == "own"):
+        for panel_of_user in (panel for panel in panels if panel.figure == USER_FIGURE):
             self.console.print(f"Objective: {runs.objective(panel_of_user)}.", soft_wrap=True, markup=False)
 
 

@@ -41,11 +41,11 @@ _SAME_DIRECTION = 0.3
 
 def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
     """Return the oracle of the residuals, the point of all variables, the free ones, and the scale of f."""
-    scaled, places = here.oracle.full_oracle, here.oracle.places
+    scaled, free_indices = here.oracle.full_oracle, here.oracle.free_indices
     oracle = scaled.unscaled_oracle
     assert isinstance(oracle, ResidualOracle)
     z, scale_of_f = here.oracle.full_point(here.x), math.ldexp(1.0, scaled.exponent)
-    return oracle, z, None if places is None else places.numpy(), scale_of_f
+    return oracle, z, None if free_indices is None else free_indices.numpy(), scale_of_f
 
 
 def second_derivative(oracle: ResidualOracle, evaluation: Evaluation, jacobian: Any, x: Any, s: Any) -> Floats:

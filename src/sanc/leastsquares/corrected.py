@@ -60,13 +60,13 @@ class CorrectedModel(JacobianModel):
 
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""
-        oracle, z, places, scale_of_f = residual_parts(here)
+        oracle, z, free_indices, scale_of_f = residual_parts(here)
         evaluation = oracle.with_jacobian(z)
         jacobian = evaluation.jacobian
         if oracle.full or not isinstance(jacobian, JacobianMatrix):
             return CubicModel.build(self, here)
         weights = evaluation.model_weights()
-        krylov = jacobian.decompose(oracle.scale, places, weights, scale_of_f)
+        krylov = jacobian.decompose(oracle.scale, free_indices, weights, scale_of_f)
         krylov.set_gradient(*_gradient(here, evaluation, krylov, weights, scale_of_f))
         values, projections = krylov.values, krylov.projected_gradient
         spectrum = cubic.Spectrum(values, np.eye(len(values)))

@@ -52,7 +52,7 @@ class JacobianMatrix(LinearOperator):  # type: ignore[misc]
         return _array(torch.linalg.vector_norm(self.matrix, dim=0, dtype=torch.float64))
 
     def decompose(
-        self, scale: Floats, places: Sequence[int] | None, weights: Floats | None, factor: float
+        self, scale: Floats, free_indices: Sequence[int] | None, weights: Floats | None, factor: float
     ) -> GramSpace:
         """Return the space of the eigenvectors of B = factor · D Jᵀ diag(h) J D, from the smaller Gram matrix.
 
@@ -60,8 +60,8 @@ class JacobianMatrix(LinearOperator):  # type: ignore[misc]
         combinations of the rows of J, and those of eigenvalues below roundoff are left out.
         """
         columns = self.matrix * self.vector(scale * factor**0.5)
-        if places is not None:
-            columns = columns[:, torch.as_tensor(places, device=columns.device)]
+        if free_indices is not None:
+            columns = columns[:, torch.as_tensor(free_indices, device=columns.device)]
         if weights is not None:
             columns = columns * self.vector(np.sqrt(weights))[:, None]
         columns = columns.double()

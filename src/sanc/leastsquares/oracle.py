@@ -272,24 +272,24 @@ class ResidualOracle(CallableOracle):
             self._matrix = evaluation, self.variables, *_FullOperator(self, z).columns()
         return self._matrix[2:]
 
-    def eigenbasis(self, z: Any, places: Any = None) -> Eigenbasis | None:
+    def eigenbasis(self, z: Any, free_indices: Any = None) -> Eigenbasis | None:
         evaluation = self.with_jacobian(z)
         if not evaluation.is_dense:
             return None
         if self.full:
             known = self.full_matrix(z)
             matrix = None if known is None else known[0]
-            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), places)
-        return self._model(evaluation, places)[0]
+            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
+        return self._model(evaluation, free_indices)[0]
 
-    def _model(self, evaluation: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+    def _model(self, evaluation: Evaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
         """Return the eigenbasis of the model at a point, and its offset, computed once."""
-        key = None if places is None else places.tobytes()
+        key = None if free_indices is None else free_indices.tobytes()
         if self._basis is None or self._basis[0] is not evaluation or self._basis[1] != key:
-            self._basis = evaluation, key, *_decompose(self, evaluation, places)
+            self._basis = evaluation, key, *_decompose(self, evaluation, free_indices)
         return self._basis[2:]
 
-    def offset_tolerance(self, z: Any, places: Any) -> float:
+    def offset_tolerance(self, z: Any, free_indices: Any) -> float:
         """Return a tolerance on ‖∇f‖ at a point from which the model predicts no worthwhile decrease; elsewhere 0.
 
         The model predicts a decrease of ½ offset², where the offset is the norm of the projection of the residuals on
@@ -302,7 +302,7 @@ class ResidualOracle(CallableOracle):
         factor = min(_OFFSET_FACTOR, max(1.0, _MAX_OFFSET / self.tol)) if self.tol > 0.0 else 1.0
         largest = factor * self.tolerance(z)
         try:
-            basis, offset = self._model(evaluation, places)
+            basis, offset = self._model(evaluation, free_indices)
         except NonFiniteProductError:
             return 0.0
         # ‖∇f‖ is at most ‖J‖ times the offset; in column variables ‖J‖² is at most 2n.
@@ -483,17 +483,17 @@ class _FullOperator(CallableOperator):
         return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
 
 
-def _decompose(oracle: ResidualOracle, evaluation: Evaluation, places: Any) -> tuple[Eigenbasis, float]:
+def _decompose(oracle: ResidualOracle, evaluation: Evaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
     """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
 
     A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
     the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have.
     """
     m, n = evaluation.jacobian.shape
-    n = n if places is None else len(places)
+    n = n if free_indices is None else len(free_indices)
     weights = evaluation.model_weights()
     extended = np.empty((m, n + (weights is None)), order="F")
-    columns = oracle.variables.columns(evaluation.jacobian, places, extended[:, :n])
+    columns = oracle.variables.columns(evaluation.jacobian, free_indices, extended[:, :n])
     if weights is None:
         extended[:, n] = evaluation.r
     else:
@@ -518,7 +518,7 @@ def _decompose(oracle: ResidualOracle, evaluation: Evaluation, places: Any) -> t
     rounding = max(m, n) * _EPS
     offset = _offset(values, projections, rounding * rounding)
     if oracle.term.is_used and oracle.term.is_estimated:
-        second = oracle.term.matrix if places is None else oracle.term.matrix[np.ix_(places, places)]
+        second = oracle.term.matrix if free_indices is None else oracle.term.matrix[np.ix_(free_indices, free_indices)]
         values, vectors = np.linalg.eigh(np.diag(values) + rows @ second @ rows.T)
         rows, projections = vectors.T @ rows, vectors.T @ projections
         offset = max(offset, _offset(values, projections, rounding))
@@ -544,9 +544,9 @@ def _upper(rows: int, columns: int) -> Floats:
     return mask
 
 
-def _full_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, places: Any) -> Eigenbasis:
+def _full_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_indices: Any) -> Eigenbasis:
     """Return the eigenbasis of an operator, from its matrix if that is known, or from its columns."""
-    rows: Any = slice(None) if places is None else places
+    rows: Any = slice(None) if free_indices is None else free_indices
     if matrix is None:
         columns = np.eye(len(g), dtype=g.dtype)[rows]
         matrix = np.stack([np.asarray(operator(column), np.float64) for column in columns])[:, rows]

@@ -233,14 +233,14 @@ class _RowFits:
             limit = _largest_good_cost(self.outputs, self.problem.data)
             poor = _poor_fits(self.outputs, limit)
             good = ~poor & is_success(self.outputs["status"])
-            places, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
-            if len(places) == 0 or len(others) == 0 or self._is_stopped():
+            indices, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
+            if len(indices) == 0 or len(others) == 0 or self._is_stopped():
                 break
-            evaluations = evaluations or _CANDIDATES[0] * len(places)
-            candidates = min(max(evaluations // len(places), _CANDIDATES[0]), _CANDIDATES[1])
+            evaluations = evaluations or _CANDIDATES[0] * len(indices)
+            candidates = min(max(evaluations // len(indices), _CANDIDATES[0]), _CANDIDATES[1])
             drawn = torch.randint(len(others), (restarts, candidates), generator=generator).to(others.device)
-            starts = self._best_parameters(places, self.outputs["x"][others[drawn]])
-            if not self._run_again(places, starts, limit, later):
+            starts = self._best_parameters(indices, self.outputs["x"][others[drawn]])
+            if not self._run_again(indices, starts, limit, later):
                 break
         if restarts and not self._is_stopped():
             self._run.run(start[:0], self.lower, self.upper, resumed=self._chosen)
@@ -273,29 +273,29 @@ class _RowFits:
         status = self.outputs["status"]
         return bool(((status == Status.TIME_LIMIT) | (status == Status.CALLBACK)).any())
 
-    def _best_parameters(self, places: Tensor, candidates: Tensor) -> Tensor:
+    def _best_parameters(self, indices: Tensor, candidates: Tensor) -> Tensor:
         """Return, for each set of candidates and each of some rows, the parameters with the lowest cost."""
-        problem, count, p = self.problem.of_rows(places), len(places), candidates.flatten(0, 1)
+        problem, count, p = self.problem.of_rows(indices), len(indices), candidates.flatten(0, 1)
         costs = []
         for part in torch.split(p, max(1, self.limits.chunk_size // count)):
-            ids = torch.arange(count, device=places.device).repeat(len(part))
-            costs.append(problem.values(self._projected(part.repeat_interleave(count, 0), places[ids]), ids))
+            ids = torch.arange(count, device=indices.device).repeat(len(part))
+            costs.append(problem.values(self._projected(part.repeat_interleave(count, 0), indices[ids]), ids))
         cost = torch.cat(costs).nan_to_num(nan=torch.inf).reshape(*candidates.shape[:2], count)
         best = torch.stack([part[choice] for part, choice in zip(candidates, cost.argmin(1), strict=True)])
-        return self._projected(best.flatten(0, 1), places.repeat(len(best))).reshape_as(best)
+        return self._projected(best.flatten(0, 1), indices.repeat(len(best))).reshape_as(best)
 
-    def _projected(self, p: Tensor, places: Tensor) -> Tensor:
+    def _projected(self, p: Tensor, indices: Tensor) -> Tensor:
         """Return parameters of some rows within their bounds."""
-        return p if self.lower is None or self.upper is None else p.clamp(self.lower[places], self.upper[places])
+        return p if self.lower is None or self.upper is None else p.clamp(self.lower[indices], self.upper[indices])
 
-    def _run_again(self, places: Tensor, starts: Tensor, limit: Tensor, max_trials: float) -> bool:
+    def _run_again(self, indices: Tensor, starts: Tensor, limit: Tensor, max_trials: float) -> bool:
         """Fit some rows from several starts each, which are along the first dimension, and choose the best fits.
 
         The other fits of a row end as soon as one of them is stationary with a cost up to `limit`. Return whether
         there are better fits.
         """
-        repeated = places.repeat(len(starts))
-        fits = (len(self.problem.data_rows) + torch.arange(len(repeated), device=places.device)).reshape(
+        repeated = indices.repeat(len(starts))
+        fits = (len(self.problem.data_rows) + torch.arange(len(repeated), device=indices.device)).reshape(
             len(starts), -1
         )
         self.problem.repeat_rows(repeated)
@@ -306,11 +306,11 @@ class _RowFits:
         succeeded = is_success(status)
         rank = torch.where(value.isfinite(), value, torch.inf)[fits]
         best = torch.where(succeeded[fits] | ~succeeded[fits].any(0), rank, torch.inf).argmin(0)
-        new, old = fits[best, torch.arange(len(places), device=places.device)], self._chosen[places]
+        new, old = fits[best, torch.arange(len(indices), device=indices.device)], self._chosen[indices]
         lower = (value[new] < (1.0 - _SAME_COST) * value[old]) | ~value[old].isfinite()
         same = value[new] <= (1.0 + _SAME_COST) * value[old]
         improved = (lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
-        self._chosen = self._chosen.index_put((places,), torch.where(improved, new, old))
+        self._chosen = self._chosen.index_put((indices,), torch.where(improved, new, old))
         self._collect()
         return bool(improved.any())
 

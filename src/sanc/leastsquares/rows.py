@@ -145,9 +145,9 @@ class FitProblem(Problem):
         step = (rows.point.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (rows.point.g - before.g)).sum(1) - model
-        places = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
-        if len(places):
-            self.set_whole_hessians(rows, places)
+        indices = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
+        if len(indices):
+            self.set_whole_hessians(rows, indices)
 
     def _projected_norm(self, rows: Rows, scale: Tensor) -> Tensor:
         g = rows.point.g * scale

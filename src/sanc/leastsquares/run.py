@@ -95,15 +95,15 @@ class LeastSquaresRun(Run):
     def _test_point(self) -> _Tested:
         """Test the gradient of the variables that f can decrease along."""
         oracle, point = self.residual_oracle, self.point
-        g, places = oracle.gradient(point)[1], None
+        g, free_indices = oracle.gradient(point)[1], None
         if self.box is not None:
             z, derivatives = oracle.space.tensor(point), oracle.space.tensor(g)
             free = self.box.free(z, derivatives).numpy()
             if not free.all():
-                g, places = g * free, np.flatnonzero(free)
+                g, free_indices = g * free, np.flatnonzero(free)
         norm, tolerance = self._norm_in_columns(g), oracle.tolerance(point)
         if tolerance < norm < math.inf:
-            tolerance = max(tolerance, oracle.offset_tolerance(point, places))
+            tolerance = max(tolerance, oracle.offset_tolerance(point, free_indices))
         return _Tested(point, tolerance, norm <= tolerance)
 
     def gradient_norm(self, g: Vector) -> float:
@@ -174,9 +174,9 @@ class LeastSquaresRun(Run):
         if known is None or not np.isfinite(known[0]).all():
             return None
         matrix, error = known[0] * self.scale_of_f, known[1] * self.scale_of_f
-        if oracle.places is not None:
-            places = oracle.places.numpy()
-            matrix = matrix[np.ix_(places, places)]
+        if oracle.free_indices is not None:
+            free_indices = oracle.free_indices.numpy()
+            matrix = matrix[np.ix_(free_indices, free_indices)]
         values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
         eps, norm = oracle.space.eps, max(-float(values[0]), float(values[-1]))
         asymmetry = 0.5 * float(np.linalg.norm(matrix - matrix.T))

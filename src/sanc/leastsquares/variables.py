@@ -42,11 +42,13 @@ class Variables:
         """Return Aᵀg, the gradient with respect to z."""
         return g * self.matrix if self.matrix.ndim == 1 else g @ self.matrix
 
-    def columns(self, jacobian: Floats, places: Any = None, out: Any = None) -> Floats:
+    def columns(self, jacobian: Floats, free_indices: Any = None, out: Any = None) -> Floats:
         """Return JA, of a diagonal A the columns of some variables alone."""
         if self.matrix.ndim == 1:
-            matrix = self.matrix if places is None else self.matrix[places]
-            product: Floats = np.multiply(jacobian if places is None else jacobian[:, places], matrix, out=out)
+            matrix = self.matrix if free_indices is None else self.matrix[free_indices]
+            product: Floats = np.multiply(
+                jacobian if free_indices is None else jacobian[:, free_indices], matrix, out=out
+            )
         else:
             product = np.matmul(jacobian, self.matrix, out=out)
         return product

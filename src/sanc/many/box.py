@@ -27,17 +27,17 @@ def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     assert rows.lower is not None
     assert rows.upper is not None
     truncated = ((rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)).any(1)
-    places = torch.nonzero(truncated).reshape(-1)
-    if len(places) == 0:
+    indices = torch.nonzero(truncated).reshape(-1)
+    if len(indices) == 0:
         return rows.trial
-    part = rows.take(places)
+    part = rows.take(indices)
     assert part.lower is not None
     assert part.upper is not None
     assert part.free is not None
     x = part.point.x
     lower, upper = (part.lower - x) / part.scale, (part.upper - x) / part.scale
     model = _BoxModels(part, torch.where(part.free, lower, 0.0), torch.where(part.free, upper, 0.0))
-    start = s[places] / part.scale
+    start = s[indices] / part.scale
     best = start.clamp(model.lower, model.upper)
     value = model.evaluate(best)
     for candidate in (model.fixed_minimiser(start, part.trial.multiplier), model.cauchy_point()):
@@ -48,8 +48,8 @@ def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     trial = torch.where((best <= lower) & part.free, part.lower, trial)
     trial = torch.where((best >= upper) & part.free, part.upper, trial)
     norm = torch.linalg.vector_norm(best, dim=1)
-    fitted = replace(part.trial, x=trial, norm=norm, predicted=-value, truncated=truncated[places])
-    return rows.trial.put(places, fitted)
+    fitted = replace(part.trial, x=trial, norm=norm, predicted=-value, truncated=truncated[indices])
+    return rows.trial.put(indices, fitted)
 
 
 class _BoxModels:

@@ -50,16 +50,16 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
 
 
 def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Return points along negative curvature with lower values, and the places of the rows that have one.
+    """Return points along negative curvature with lower values, and the indices of the rows that have one.
 
     The steps are those of `sanc.core.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f, each
-    twice the last, up to √(|f|/|λ|), ‖x‖ or the unit of length.
+    twice the last, up to √(|f|/|λ|), ‖x‖ or the length scale.
     """
     error = ROUNDING_ERRORS * problem.eps * rows.spectra.hessian_norm
-    places = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)
-    if len(places) == 0 or rows.lower is not None:
-        return rows.point.x[:0], places[:0]
-    part, eps = rows.take(places), problem.eps
+    indices = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)
+    if len(indices) == 0 or rows.lower is not None:
+        return rows.point.x[:0], indices[:0]
+    part, eps = rows.take(indices), problem.eps
     x, value, spectra = part.point.x, part.point.value, part.spectra
     f_length = (value.abs() / -spectra.ritz_value).sqrt()
     max_step = torch.maximum(torch.maximum(f_length, part.x_norm), part.unit_length)
@@ -83,4 +83,4 @@ def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
             step = 2.0 * step
         found = found | lowered
     kept = torch.nonzero(found & problem.evaluate(best, part.ids).is_finite()).reshape(-1)
-    return best[kept], places[kept]
+    return best[kept], indices[kept]

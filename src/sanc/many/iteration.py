@@ -118,33 +118,33 @@ class ManyIteration:
         eps, predicted = self.problem.eps, rows.trial.predicted
         length = torch.maximum(rows.unit_length, rows.x_norm)
         f_scale = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length, rows.unit_value)
-        hidden = rules.is_within_cancellation(actual, predicted, f_scale, eps)
-        hidden &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
-        places = torch.nonzero(hidden).reshape(-1)
-        if len(places) == 0:
+        below_cancellation = rules.is_within_cancellation(actual, predicted, f_scale, eps)
+        below_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
+        indices = torch.nonzero(below_cancellation).reshape(-1)
+        if len(indices) == 0:
             return actual
-        trial = rows.trial.x[places]
-        g = self.problem.gradients(trial, rows.ids[places]) * rows.scale[places]
-        rows.njev = rows.njev + hidden
+        trial = rows.trial.x[indices]
+        g = self.problem.gradients(trial, rows.ids[indices]) * rows.scale[indices]
+        rows.njev = rows.njev + below_cancellation
         if rows.lower is not None and rows.upper is not None:
-            g = g * Box(rows.lower[places], rows.upper[places]).free(trial, g)
-        halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[places]
-        return actual.index_copy(0, places, torch.where(halved, predicted[places], actual[places]))
+            g = g * Box(rows.lower[indices], rows.upper[indices]).free(trial, g)
+        halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[indices]
+        return actual.index_copy(0, indices, torch.where(halved, predicted[indices], actual[indices]))
 
     def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
         """Set longer trial points in some of the rows `wanted`; return in which."""
-        places = torch.nonzero(wanted & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
+        indices = torch.nonzero(wanted & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
         proposed = torch.zeros_like(wanted)
-        if len(places) == 0:
+        if len(indices) == 0:
             return proposed
-        part = rows.take(places)
+        part = rows.take(indices)
         part.sigma = part.accepted.sigma
         self._propose(part)
         is_longer = (part.trial.norm >= WORTHWHILE_GROWTH * part.accepted.trial.norm) & (part.trial.mode == CUBIC)
         part.trial = replace(part.trial, mode=torch.full_like(part.trial.mode, LONGER))
         kept = torch.nonzero(is_longer).reshape(-1)
-        rows.set(places[kept], part.take(kept))
-        proposed[places[kept]] = True
+        rows.set(indices[kept], part.take(kept))
+        proposed[indices[kept]] = True
         return proposed
 
     def _accept_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
@@ -197,13 +197,13 @@ class ManyIteration:
         while True:
             trial = rows.trial
             repeated = was_truncated & trial.truncated & (trial.norm > SHORTER_STEP * last_norm)
-            places = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
-            if len(places) == 0:
+            indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
+            if len(indices) == 0:
                 break
-            part = rows.take(places)
+            part = rows.take(indices)
             part.sigma = rules.bounded(4.0 * part.sigma)
             self._propose(part)
-            rows.set(places, part)
+            rows.set(indices, part)
 
     # Moves.
 
@@ -213,24 +213,24 @@ class ManyIteration:
         Return where a gradient is not finite, so that the cubic step is rejected.
         """
         rejected = torch.zeros_like(accepted)
-        places = torch.nonzero(accepted).reshape(-1)
-        if len(places) == 0:
+        indices = torch.nonzero(accepted).reshape(-1)
+        if len(indices) == 0:
             return rejected
-        every = len(places) == len(rows)
-        part = rows if every else rows.take(places)
+        every = len(indices) == len(rows)
+        part = rows if every else rows.take(indices)
         found = self.problem.evaluate(part.accepted.trial.x, part.ids)
         part.njev = part.njev + 1
         finite = found.is_finite()
         if not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
-            rejected = self._reject(rows, places[failed], part.take(failed))
+            rejected = self._reject(rows, indices[failed], part.take(failed))
             kept = torch.nonzero(finite).reshape(-1)
             if len(kept) == 0:
                 return rejected
-            every, part, places, found = False, part.take(kept), places[kept], found.take(kept)
+            every, part, indices, found = False, part.take(kept), indices[kept], found.take(kept)
         self._advance(part, found)
         if not every:
-            rows.set(places, part)
+            rows.set(indices, part)
         return rejected
 
     def _advance(self, part: Rows, found: RowPoints) -> None:
@@ -245,15 +245,15 @@ class ManyIteration:
         part.point = found
         self._enter(part, before)
 
-    def _reject(self, rows: Rows, places: Tensor, part: Rows) -> Tensor:
+    def _reject(self, rows: Rows, indices: Tensor, part: Rows) -> Tensor:
         """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
         nan = torch.full_like(part.point.value, torch.nan)
         escapes = part.accepted.trial.mode == ESCAPE
         part.trial = replace(part.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
         sigma = self.problem.after_trial(part, torch.zeros_like(part.trials), nan, torch.zeros_like(nan))
         part.sigma = torch.where(escapes, part.sigma, sigma)
-        rows.set(places, part)
-        chosen = torch.zeros_like(rows.sigma_unconfirmed).index_fill(0, places, True)
+        rows.set(indices, part)
+        chosen = torch.zeros_like(rows.sigma_unconfirmed).index_fill(0, indices, True)
         stays = self._halve(rows, chosen & (rows.trial.mode == ESCAPE))
         if bool(stays.any()):
             self._stay(rows, stays)
@@ -261,15 +261,15 @@ class ManyIteration:
 
     def _stay(self, rows: Rows, ended: Tensor) -> None:
         """End the iteration of rows whose trial points were all rejected, and begin the next one at the same point."""
-        places = torch.nonzero(ended & (rows.status == RUNNING)).reshape(-1)
-        if len(places) == 0:
+        indices = torch.nonzero(ended & (rows.status == RUNNING)).reshape(-1)
+        if len(indices) == 0:
             return
-        part = rows.take(places)
+        part = rows.take(indices)
         no = torch.zeros_like(part.sigma_unconfirmed)
         self._count_iteration(part, no, no)
         self._end_stalled(part)
         part.sigma_unconfirmed = no
-        rows.set(places, part)
+        rows.set(indices, part)
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
         """Count an iteration, and the iterations without progress."""
@@ -338,10 +338,10 @@ class ManyIteration:
 
     def _end_stalled(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
-        places = torch.nonzero((rows.stall >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
-        if len(places) == 0:
+        indices = torch.nonzero((rows.stall >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
+        if len(indices) == 0:
             return
-        part = rows.take(places)
+        part = rows.take(indices)
         part.status = torch.full_like(part.status, int(Status.STALLED))
         if self.problem.default_tol:
             error = rounding_of_gradients(self.problem, part)
@@ -351,9 +351,9 @@ class ManyIteration:
             self._end_stationary(part, small)
             part.status = torch.where(small & (part.status == RUNNING), int(Status.STALLED), part.status)
         lower, moved = leave_saddles(self.problem, part)
-        rows.set(places, part)
+        rows.set(indices, part)
         if len(moved):
-            again = places[moved]
+            again = indices[moved]
             old = rows.take(again)
             fresh = Rows.start(old.ids, self.problem.evaluate(lower, old.ids), old.lower, old.upper)
             for name in ("first_value", "scale", "tol", "nit", "nfev", "njev"):
@@ -409,16 +409,16 @@ class ManyIteration:
         if rows.lower is not None:
             rows.trial = fit_steps(rows, s)
         below = rows.trial.norm <= self.problem.eps * rows.x_norm
-        places = torch.nonzero(below | ~(rows.trial.predicted > 0.0)).reshape(-1)
-        if len(places):
-            part = rows.take(places)
+        indices = torch.nonzero(below | ~(rows.trial.predicted > 0.0)).reshape(-1)
+        if len(indices):
+            part = rows.take(indices)
             trial = part.trial
             is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.hessian_norm)
             norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
-            negligible = below[places] & (trial.predicted > 0.0)
+            negligible = below[indices] & (trial.predicted > 0.0)
             part.sigma = torch.where(negligible, rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
             part.trial = self._escape_steps(part)
-            rows.set(places, part)
+            rows.set(indices, part)
 
     def _escape_steps(self, rows: Rows) -> RowTrials:
         """Return an escape step of all rows as trial point: along negative curvature or the gradient."""

@@ -298,7 +298,7 @@ class Rows(Group):
 
     @property
     def unit_value(self) -> Tensor:
-        """The units of f: the change of f over a unit of length."""
+        """The units of f: the change of f over the length scale."""
         return self.unit_cubic * self.unit_length**3
 
 

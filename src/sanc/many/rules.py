@@ -62,7 +62,7 @@ def largest_term(value: Tensor, hessian_norm: Tensor, length: Tensor, unit_value
 
 
 def is_within_cancellation(actual: Tensor, predicted: Tensor, f_scale: Tensor, eps: float) -> Tensor:
-    """Return where cancellation may hide the decrease of f (`sanc.core.acceptance.is_within_cancellation`)."""
+    """Return where the decrease of f is below the cancellation error (as `is_within_cancellation` of the core)."""
     return (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= math.sqrt(eps) * f_scale)
 
 
@@ -157,7 +157,7 @@ def _doubled(sigma: Tensor, min_factor: Tensor) -> Tensor:
 
 
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the units of length and of σ of the first points (`sanc.core.units`)."""
+    """Return the length scales and units of σ of the first points (`sanc.core.units`)."""
     x_length = X_FRACTION * x_norm
     has_gradient, has_product = grad_norm > 0.0, product_norm > 0.0
     cauchy = torch.where(has_product, grad_norm / product_norm, torch.inf)

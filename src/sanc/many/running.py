@@ -174,10 +174,10 @@ class RowRun:
             return None
         rows = _joined(unfinished)
         named, goes_on = torch.isin(rows.ids, ids), rows.nfev <= max_trials
-        places, others = (torch.nonzero(named & part).reshape(-1) for part in (goes_on, ~goes_on))
+        indices, others = (torch.nonzero(named & part).reshape(-1) for part in (goes_on, ~goes_on))
         if len(others):
             self._unfinished = [rows.take(others)]
-        rows = rows.take(places)
+        rows = rows.take(indices)
         rows.status = torch.full_like(rows.status, RUNNING)
         return rows
 
@@ -200,9 +200,9 @@ class RowRun:
     def _keep_unfinished(self, rows: Rows) -> None:
         """Keep the rows that may go on with a higher limit of trial points."""
         may_go_on = (rows.nit < self.limits.max_iter) & (rows.nfev <= self.limits.max_trials)
-        places = torch.nonzero((rows.status == Status.ITERATION_LIMIT) & may_go_on).reshape(-1)
-        if len(places):
-            self._unfinished.append(rows.take(places))
+        indices = torch.nonzero((rows.status == Status.ITERATION_LIMIT) & may_go_on).reshape(-1)
+        if len(indices):
+            self._unfinished.append(rows.take(indices))
 
     def _write(self, ids: Tensor, results: dict[str, Tensor]) -> None:
         """Write the results of some rows."""

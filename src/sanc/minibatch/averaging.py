@@ -39,7 +39,7 @@ Number = TypeVar("Number")
 
 
 class StepInputs(NamedTuple):
-    """The tensors that an averaged step reads; a tensor of None does not take part."""
+    """The tensors that an averaged step reads; a tensor of None is ignored."""
 
     x: Tensor  # the average
     offset: Tensor | None  # z − x; None: zero

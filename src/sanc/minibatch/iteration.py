@@ -201,14 +201,15 @@ class MinibatchIteration:
         self._update_state(
             last_loss=record.trial_value if moved else record.value,
             last_decrease=record.value - record.trial_value if moved else 0.0,
-            last_step_was_long=record.step_norm > scale.typical_step_norm(state, self.settings.step, oracle.space.dim),
+            last_step_was_long=record.step_norm
+            > scale.typical_step_norm(state, self.settings.step_scale, oracle.space.dim),
         )
         return point, record
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
         """End the second-order phase; average from x, or from the first point if that phase fitted other batches."""
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
-        reduction = scale.first_reduction(self.state, self.settings.step, value, last_step_norm, dim)
+        reduction = scale.first_reduction(self.state, self.settings.step_scale, value, last_step_norm, dim)
         self._update_state(averaged=True, eta_reduction=reduction)
         start = self._start_of_averaging(x, value, oracle)
         point, record = self._averaged_iteration(start, oracle)
@@ -307,7 +308,7 @@ class MinibatchIteration:
                 mean_square = self.state.grad_norm_mean_square * joining.gradient_growth(self.state, g, norm, oracle)
                 self._update_state(grad_norm_mean_square=mean_square)
             else:
-                uses_distance = settings.step.distance > 0.0
+                uses_distance = settings.step_scale.distance > 0.0
                 vectors = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
                 self._update_state(gradient_unit=unit, **vectors)
         self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
@@ -352,7 +353,7 @@ class MinibatchIteration:
         if updates.began_with_outliers(state, results.grad_norm):
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
-        bound = self.settings.step.lower_bound
+        bound = self.settings.step_scale.lower_bound
         losses = updates.changes_by_loss(state, x, results.value, bound) if oracle.has_values else {}
         results_changes = updates.changes_by_results(state, self.settings, scalars, results)
         self._update_state(**(losses | vectors | results_changes))
@@ -581,23 +582,26 @@ class MinibatchIteration:
 
     def rearrange(
         self,
-        places: Sequence[int | None],
+        earlier_indices: Sequence[int | None],
         rearrange: joining.Rearrange,
         x: Tensor,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
         """Continue with other parameters, of these shapes and with the values x.
 
-        `places` has for each of them its index among the earlier parameters, or None if it was not one of them.
+        `earlier_indices` has for each of them its index among the earlier parameters, or None if it was not one of
+        them.
         """
         saved = list(self.tensors()) if self.state.steps else []
-        joins = bool(saved) and None in places
+        joins = bool(saved) and None in earlier_indices
         self._update_state(**joining.rearranged_vectors(self.state, rearrange, x, joins=joins), x_norm_square=math.nan)
         if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
-            saved = [new if place is None else saved[place] for place, new in zip(places, initial, strict=True)]
+            saved = [
+                new if index is None else saved[index] for index, new in zip(earlier_indices, initial, strict=True)
+            ]
         elif saved:
-            saved = [saved[place] for place in places if place is not None]
+            saved = [saved[index] for index in earlier_indices if index is not None]
         self.second_order.reset()
         self._preconditioner, self._saved_tensors, self._cached_steps = None, saved, {}
 

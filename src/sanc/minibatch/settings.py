@@ -45,7 +45,7 @@ class Minibatch(Piece):
     metric : Metric
         The norm in which averaged steps are measured, learnt from gradients: `Kronecker`, `Diagonal`, `Identity`, or
         an object of the caller's. The names "kronecker", "diagonal" and "none" are accepted too.
-    step : StepScale
+    step_scale : StepScale
         The size of averaged steps.
     average : Average
         The average that the parameters hold.
@@ -57,7 +57,7 @@ class Minibatch(Piece):
     """
 
     metric: Metric = field(default_factory=Kronecker)
-    step: StepScale = field(default_factory=StepScale)
+    step_scale: StepScale = field(default_factory=StepScale)
     average: Average = field(default_factory=Average)
     curvature: bool = True
     noise: float = setting(1.0, NOT_NEGATIVE)

@@ -38,7 +38,7 @@ class TrainingIteration(IterationProtocol, Protocol):
 
     def read_record(self) -> Record | None: ...
     def rearrange(
-        self, places: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+        self, earlier_indices: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None: ...
     def average(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
@@ -58,7 +58,7 @@ class SecondOrderTraining(Iteration):
         """Return None: `iterate` returns a complete record."""
 
     def rearrange(
-        self, places: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+        self, earlier_indices: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None:
         """Continue with other parameters, without the vectors of the acceptance rule."""
         self.reset()

@@ -51,12 +51,12 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
         full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * settings.step.size(state),
+        eta=rate * settings.step_scale.size(state),
         average_weight=max(weight / (state.weight_sum + weight), _last_weight(state, settings))
         if settings.average.averaging
         else 1.0,
         distance_weight=scale.distance_weight(state),
-        lower_bound=_lower_bound(state, settings.step) if has_values else -math.inf,
+        lower_bound=_lower_bound(state, settings.step_scale) if has_values else -math.inf,
     )
 
 
@@ -87,9 +87,9 @@ def _last_weight(state: State, settings: Minibatch) -> float:
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
     """
-    if not settings.step.horizon:
+    if not settings.step_scale.horizon:
         return 0.0
-    p, remaining = settings.average.weighting, max(settings.step.horizon - state.steps, 1)
+    p, remaining = settings.average.weighting, max(settings.step_scale.horizon - state.steps, 1)
     return (p + 1.0) / (remaining + p + 1.0)
 
 

@@ -238,7 +238,7 @@ def _check_order(lower: Tensor, upper: Tensor) -> None:
 
 def _listed(mask: Tensor) -> str:
     """Return the numbers of some variables, or their count."""
-    places = torch.nonzero(mask).reshape(-1).tolist()
-    if len(places) > _NAMED_VARIABLES:
-        return f"{len(places)} variables"
-    return ("variable " if len(places) == 1 else "variables ") + ", ".join(map(str, places))
+    indices = torch.nonzero(mask).reshape(-1).tolist()
+    if len(indices) > _NAMED_VARIABLES:
+        return f"{len(indices)} variables"
+    return ("variable " if len(indices) == 1 else "variables ") + ", ".join(map(str, indices))

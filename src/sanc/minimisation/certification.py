@@ -58,7 +58,7 @@ def certificate(
     only the rounding term is left.
 
     Products by differences of gradients are repeated with twice the step, which gives an estimate of their error. If
-    the gradients are differences of values themselves, the rounding error of the values is added. If the operator is
+    the gradients are differences of f themselves, the rounding error of the values is added. If the operator is
     not symmetric, the orthogonalisation in Lanczos detects it, and the point is not certified.
 
     Examples

@@ -138,9 +138,10 @@ def minimize(
         Gradient ``jac(x)`` (or True if `fun` returns both), Hessian ``hess(x)``, product ``hessp(x, v)``. Without `jac`
         torch differentiates `fun`, or JAX if `x0` or the value of `fun` are arrays of JAX. Without `hess` and `hessp`,
         or with the name of a scheme as `hess`, products are differences of `jac`. As `jac`, "2-point", "3-point" and
-        "cs" (the complex step) compute the gradient from n, up to 2n and n values, for functions that torch cannot
-        differentiate. The steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale variables
-        far smaller than 1. Up to 100 variables a secant matrix then replaces the Hessian, except in the certificate.
+        "cs" (the complex step) compute the gradient from n, up to 2n and n evaluations of f, for functions that torch
+        cannot differentiate. The steps of the first two are relative to max(1, ``|x_k|``), as in SciPy, so rescale
+        variables far smaller than 1. Up to 100 variables a secant matrix then replaces the Hessian, except in the
+        certificate.
     bounds : optional
         A (lower, upper) pair for each variable, `scipy.optimize.Bounds`, or a pair of arrays, tensors or trees like
         `x0`; None and infinite numbers are no bound, and equal ones fix a variable. A two-dimensional array has a pair
@@ -171,7 +172,7 @@ def minimize(
         Limits on iterations, on `paper_calls` and on seconds; None is no limit. They are checked between iterations.
         A certificate uses the remaining time, and at least one product.
     max_nfev : int, optional
-        Limit on values of `fun`, checked between iterations.
+        Limit on evaluations of `fun`, checked between iterations.
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
@@ -256,7 +257,7 @@ def minimize(
         max_nfev=max_nfev,
     )
     if ranks is not None:
-        compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.numbers()}, x)
+        compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.as_lists()}, x)
     kind: type[Run] = Run
     if precond is not None:
         others = {"bounds": box, "samples": not oracle.exact or None, "resume": resume, "process_group": ranks}
@@ -516,7 +517,7 @@ def scipy_method(
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.
     `options` may hold every keyword argument of `sanc.minimize`, also ``method`` for a member of the family, and
     SciPy's names. Without `jac` JAX differentiates its functions, and the gradient of others is computed from
-    differences of values.
+    differences of f.
 
     Parameters
     ----------

@@ -271,13 +271,13 @@ class Driver:
         return loss
 
     def _adapt_to(self, leaves: Leaves, x: Tensor) -> None:
-        """If other parameters take part than in the last step, keep the state of those that stay."""
+        """If the trainable parameters differ from those of the last step, keep the state of those that stay."""
         last, self.last_leaves = self.last_leaves, leaves
         if last is not None and last.matches(leaves):
             return
         self.masters.keep_only(leaves.tensors)
-        places = [] if last is None else leaves.places_in(last)
-        if last is None or all(place is None for place in places):
+        earlier_indices = [] if last is None else leaves.indices_in(last)
+        if last is None or all(index is None for index in earlier_indices):
             self.iteration.reset()
             return
 
@@ -285,11 +285,11 @@ class Driver:
             """Return the parts of a vector that belong to leaves that stay, and those of `fill` for the others."""
             parts = None if vector is None else last.split(vector)
             new_parts = []
-            for place, new in zip(places, leaves.split(fill), strict=True):
-                new_parts.append(new if place is None else torch.zeros_like(new) if parts is None else parts[place])
+            for index, new in zip(earlier_indices, leaves.split(fill), strict=True):
+                new_parts.append(new if index is None else torch.zeros_like(new) if parts is None else parts[index])
             return torch.cat([part.reshape(-1) for part in new_parts])
 
-        self.iteration.rearrange(places, rearrange, x, leaves.shapes)
+        self.iteration.rearrange(earlier_indices, rearrange, x, leaves.shapes)
 
     def _check_closures(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""

@@ -45,7 +45,7 @@ def _check_values(group: Mapping[str, Any]) -> None:
 
 
 def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leaves) -> Leaves:
-    """Return the parameters that take part in a step: those that are not frozen and require a gradient."""
+    """Return the trainable parameters: those that are not frozen and require a gradient."""
     for group in groups:
         _check_values(group)
     trained = [
@@ -75,7 +75,7 @@ def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leav
 
 
 def require_full_precision(groups: Groups, leaves: Leaves, reason: str) -> None:
-    """Raise an error with this reason, if a parameter that takes part is of low precision."""
+    """Raise an error with this reason, if a trainable parameter is of low precision."""
     for p in leaves.tensors:
         if p.dtype in LOW_PRECISION:
             raise ArgumentTypeError(

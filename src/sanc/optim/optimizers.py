@@ -94,7 +94,7 @@ class CubicOptimizer(Optimizer):
         there is one. None: each rank trains independently.
     compare_every : int
         Number of steps after which all parameters and decisions are compared between the ranks; a difference is an
-        error. Every step compares digests of them. 0: steps compare only which parameters take part.
+        error. Every step compares digests of them. 0: steps compare only which parameters are trainable.
     **options
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
         by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
@@ -289,7 +289,7 @@ class CubicOptimizer(Optimizer):
         return loss
 
     def _leaves(self) -> Leaves:
-        """Return the parameters that take part in the next step."""
+        """Return the trainable parameters of the next step."""
         leaves = leaves_to_optimise(self.param_groups, self._driver.leaves)
         minibatch = self._driver.method.minibatch
         if leaves.is_low_precision and (minibatch is None or minibatch.curvature):

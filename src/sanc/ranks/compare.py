@@ -75,12 +75,12 @@ class RankFailedError(RanksError):
 
 
 class Layout:
-    """Digests of which parameters take part in steps, and of their options; computed again only after a change.
+    """Digests of the set of trainable parameters, and of their options; computed again only after a change.
 
     Attributes
     ----------
     changed : bool
-        Whether other parameters take part than in the last step.
+        Whether the trainable parameters differ from those of the last step.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Layout:
         self.changed = True
 
     def digests(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-        """Return the digests of the parameters that take part, with their shapes, and of the options of the groups."""
+        """Return the digests of the trainable parameters, with their shapes, and of the options of the groups."""
         options = _group_options(groups)
         parameters = [
             [(tuple(p.shape), p.dtype, p.device.type, p.layout, _takes_part(group, p)) for p in group["params"]]
@@ -118,7 +118,7 @@ def claim_step(
 ) -> None:  # fmt: skip
     """Claim digests of what must agree in a step, for its first exchange to compare.
 
-    The digests are those of the parameters that take part, of the options of the groups, of the values of these
+    The digests are those of the trainable parameters, of the options of the groups, of the values of these
     parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only
     the first is sent. `due`: all parameters are compared after the step, because a state was loaded or it is the first.
     """

@@ -150,14 +150,14 @@ class _Side:
     ----------
     factor, basis : Tensor
         One matrix for each block of each matrix in the stack.
-    blocks, length : int
-        Number and length of the blocks. The last block may extend beyond the side.
+    blocks, block_side : int
+        Number and side of the blocks. The last block may extend beyond the side.
     """
 
     def __init__(self, side: int, limit: int, count: int, like: Tensor) -> None:
         self.blocks = -(-side // limit)
-        self.length = -(-side // self.blocks)
-        self.factor = like.new_zeros(count * self.blocks, self.length, self.length)
+        self.block_side = -(-side // self.blocks)
+        self.factor = like.new_zeros(count * self.blocks, self.block_side, self.block_side)
         self.basis = torch.zeros_like(self.factor)
         self.basis.diagonal(dim1=1, dim2=2).fill_(1.0)
 
@@ -197,7 +197,7 @@ class _Stack:
         # entries: at most twice as many as the parameter for each.
         limits = [largest_side if side <= largest_side else min(largest_side, min(sides)) for side in sides]
         self._rows, self._columns = (_Side(s, limit, count, like) for s, limit in zip(sides, limits, strict=True))
-        self._padded = (self._rows.blocks * self._rows.length, self._columns.blocks * self._columns.length)
+        self._padded = (self._rows.blocks * self._rows.block_side, self._columns.blocks * self._columns.block_side)
         self._second_moment = like.new_zeros(count, *self._padded)
         self._epsilon = like.new_zeros(count, 1, 1)
 
@@ -230,22 +230,22 @@ class _Stack:
 
     def _by_rows(self, matrices: Tensor) -> Tensor:
         """Return the blocks of rows of all matrices, one after another."""
-        return matrices.view(-1, self._rows.length, self._padded[1])
+        return matrices.view(-1, self._rows.block_side, self._padded[1])
 
     def _by_columns(self, matrices: Tensor) -> Tensor:
         """Return the blocks of columns of all matrices, one after another."""
         side = self._columns
         if side.blocks == 1:
             return matrices
-        blocks = matrices.view(-1, self._padded[0], side.blocks, side.length).transpose(1, 2)
-        return blocks.reshape(-1, self._padded[0], side.length)
+        blocks = matrices.view(-1, self._padded[0], side.blocks, side.block_side).transpose(1, 2)
+        return blocks.reshape(-1, self._padded[0], side.block_side)
 
     def _from_columns(self, blocks: Tensor) -> Tensor:
         """Return the matrices with these blocks of columns."""
         side = self._columns
         if side.blocks == 1:
             return blocks
-        return blocks.view(-1, side.blocks, self._padded[0], side.length).transpose(1, 2).reshape(-1, *self._padded)
+        return blocks.view(-1, side.blocks, self._padded[0], side.block_side).transpose(1, 2).reshape(-1, *self._padded)
 
     def refresh(self) -> None:
         """Refresh the eigenbases, then ε.
