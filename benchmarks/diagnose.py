@@ -31,7 +31,7 @@ import sanc
 from benchmarks.reporting import command, machine, markdown_table, number, write_results
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.core.curvature import Extremes, find_extremes
+from sanc.core.spectrum.curvature import Extremes, find_extremes
 
 TOLERANCE, CONFIDENCE = 0.02, 0.95
 MOST_PRODUCTS = 300

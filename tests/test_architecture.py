@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sanc
-from sanc.core.box_model import BoundedModel, BoundedSubspace
+from sanc.core.bounded.box_model import BoundedModel, BoundedSubspace
 from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
@@ -99,14 +99,18 @@ def test_no_import_goes_up(path):
         )
 
 
-def test_the_map_has_every_package_and_every_file_of_the_core():
+def test_the_map_has_every_package_and_every_file():
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawing, core = page.split("```")[1], page.split("**`core/`**")[1].split("\n\n**`")[0]
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert {name for name in packages if not re.search(rf"\b{name}\b", drawing)} == set()
-    files = {path.name for path in SOURCE.glob("core/*.py")} - {"__init__.py"}
+    files = {path.name for path in SOURCE.glob("core/**/*.py")} - {"__init__.py"}
     assert {name for name in files if f"`{name}`" not in core} == set()
     assert set(re.findall(r"^\|[^|]*`(\w+\.py)`", core, re.MULTILINE)) <= files
+    for name in packages - {"core"}:
+        section = page.split(f"**`{name}/`**")[1].split("\n\n**`")[0]
+        files = {path.name for path in SOURCE.glob(f"{name}/*.py")} - {"__init__.py"}
+        assert {file for file in files if f"`{file}`" not in section} == set(), name
 
 
 def codes_in_the_map():
@@ -241,7 +245,7 @@ def test_no_state_is_changed_by_the_keys_of_its_saved_form():
     for path in modules():
         for node in nodes(path):
             assert not names.intersection(written_keys(node)), f"{path}:{node.lineno}"
-    restoring = [SOURCE / name for name in ("core/faces.py", "core/resume.py", "optim/checkpoints.py")]
+    restoring = [SOURCE / name for name in ("core/bounded/faces.py", "core/runs/resume.py", "optim/checkpoints.py")]
     assert [path for path in modules() if "iteration.restore(" in path.read_text()] == restoring
 
 
@@ -256,7 +260,7 @@ def test_the_rules_for_rows_are_functions():
 def test_in_the_core_only_the_oracle_counts():
     """Pieces and iterations return what they decided. The counters are written by `Meter` and `Oracle` alone."""
     counters = {"value", "gradient", "product", "paper_calls", "nfev", "njev", "nhev"}
-    for path in SOURCE.glob("core/*.py"):
+    for path in SOURCE.glob("core/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.AugAssign) and path.name != "oracle.py":
                 assert getattr(node.target, "attr", "") not in counters, f"{path}:{node.lineno}"
@@ -288,7 +292,8 @@ def test_only_the_iterations_write_records_and_states():
 
 def test_tests_of_endings_change_nothing_in_the_run():
     """Only what moves the run on writes it: the loop, changes of the face, and the recovery at saddles."""
-    writers = {"core/faces.py", "core/loop.py", "core/resume.py", "core/saddle.py", "leastsquares/fitting.py",
+    writers = {"core/bounded/faces.py", "core/runs/loop.py", "core/runs/resume.py", "core/runs/saddle.py",
+               "leastsquares/fitting.py",
                "minimisation/minimizing.py"}  # fmt: skip
     found = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
              if getattr(target.value, "id", "") == "run"}  # fmt: skip
@@ -339,7 +344,7 @@ def test_requirements_are_attributes_and_not_identities():
 
 def test_only_the_faces_ask_which_oracle_wraps_another():
     """A run uses `full_oracle`, `unscaled_oracle`, `exponent` and `free_indices`, which every oracle has."""
-    allowed = {SOURCE / "core" / name for name in ("faces.py", "box_model.py")}
+    allowed = {SOURCE / "core" / "bounded" / name for name in ("faces.py", "box_model.py")}
     for path in set(modules()) - allowed:
         assert not re.search(r"isinstance\([^)]*(?:FaceOracle|ScaledOracle)", path.read_text()), path
 

@@ -21,7 +21,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
 from sanc.core import ratio
-from sanc.core.box_model import BoxStep
+from sanc.core.bounded.box_model import BoxStep
 from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Model, Subspace
 from sanc.core.record import Note

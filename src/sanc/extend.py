@@ -1,13 +1,13 @@
 """Protocols, values and base classes for pieces and objectives of a user; docs/extending.md has examples."""
 
-from sanc.core.cubic import CubicStep, Spectrum
-from sanc.core.cubic import solve as solve_cubic
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import NumpySpace, Space
+from sanc.core.spectrum.cubic import CubicStep, Spectrum
+from sanc.core.spectrum.cubic import solve as solve_cubic
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
 
 __all__ = [

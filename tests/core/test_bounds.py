@@ -10,10 +10,10 @@ import pytest
 import scipy.optimize
 import torch
 
-from sanc.core.bounds import Box, FaceOracle
-from sanc.core.box_model import SHORTER_STEP, BoundedModel, _BoxModel, _Quadratic
+from sanc.core.bounded.bounds import Box, FaceOracle
+from sanc.core.bounded.box_model import SHORTER_STEP, BoundedModel, _BoxModel, _Quadratic
 from sanc.core.point import Point, State
-from sanc.core.scaled import ScaledOracle
+from sanc.core.runs.scaled import ScaledOracle
 from sanc.functions.oracle import CallableOracle
 from sanc.presets import PRESETS
 

@@ -11,7 +11,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 from sanc import Status
-from sanc.core import consistency
+from sanc.core.runs import consistency
 from sanc.functions.oracle import CallableOracle
 
 X0 = np.array([-1.2, 1.0, 0.5, 2.0])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sanc.core import cubic
+from sanc.core.spectrum import cubic
 
 
 def dense(diagonal, off):

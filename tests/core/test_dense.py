@@ -11,9 +11,9 @@ import torch
 import sanc
 from sanc.core.dense import DenseModel, EigenSpace, NewtonLine, eigenpairs
 from sanc.core.iteration import Iteration
-from sanc.core.krylov import StepBasis
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.space import NumpySpace
+from sanc.core.spectrum.krylov import StepBasis
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.presets import PRESETS
 

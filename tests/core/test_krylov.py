@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import sanc
-from sanc.core import cubic
-from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
 from sanc.core.space import NumpySpace, Space
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.krylov import Krylov, Lanczos, NonFiniteProductError
 
 
 def krylov_space(product, start, space, **how):

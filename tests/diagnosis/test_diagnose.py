@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.core.curvature import find_extremes, quadrature
+from sanc.core.spectrum.curvature import find_extremes, quadrature
 from sanc.minimisation.objective import build_oracle
 
 COUNT = itertools.count(1)

@@ -17,7 +17,7 @@ from torch import func
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
 from sanc.autograd.oracle import AutogradOracle
-from sanc.core.curvature import explore
+from sanc.core.spectrum.curvature import explore
 from sanc.implicit.free import free_variables
 from sanc.implicit.linear import solve, solve_least_squares, spectral_scaling
 from sanc.minimisation.objective import build_oracle

@@ -15,9 +15,9 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 import sanc
 from benchmarks.least_squares_problems import problems
 from benchmarks.long_fits import ALL_FITS
-from sanc.core import cubic
-from sanc.core.bounds import Box, FaceOracle
+from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.dense import EigenSpace
+from sanc.core.spectrum import cubic
 from sanc.leastsquares import accelerated
 from sanc.leastsquares.losses import LOSSES, Loss
 from sanc.leastsquares.oracle import ResidualOracle

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from sanc.core import cubic as core_cubic
 from sanc.core.acceptance import is_within_cancellation, largest_term
-from sanc.core.box_model import _BoxModel, _Quadratic
-from sanc.core.consistency import estimate_gradient_rounding
+from sanc.core.bounded.box_model import _BoxModel, _Quadratic
 from sanc.core.escape import choose_branch
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch
-from sanc.core.saddle import _lower_point
-from sanc.core.stall import StallMonitor
+from sanc.core.runs.consistency import estimate_gradient_rounding
+from sanc.core.runs.saddle import _lower_point
+from sanc.core.runs.stall import StallMonitor
+from sanc.core.spectrum import cubic as core_cubic
 from sanc.core.units import Units, measure_units
 from sanc.functions.oracle import CallableOracle
 from sanc.many import algebra, rules

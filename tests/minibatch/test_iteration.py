@@ -18,8 +18,8 @@ from torch import nn
 import sanc
 from sanc import Branch
 from sanc.core.iteration import Iteration
-from sanc.core.krylov import Krylov
 from sanc.core.model import SAMPLED_KRYLOV_DIM
+from sanc.core.spectrum.krylov import Krylov
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration

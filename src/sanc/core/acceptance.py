@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from sanc.core.cubic import CubicStep
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.ratio import Trial, Verdict, classify, ratio
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
+from sanc.core.spectrum.cubic import CubicStep
 from sanc.errors import is_number, require
 
 LONGER_STEP_RHO = 1.2

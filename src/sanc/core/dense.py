@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from scipy.linalg.lapack import dpotrf, dpotrs
 
-from sanc.core import cubic
-from sanc.core.krylov import DiagonalBasis, NonFiniteProductError
 from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_limit
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
 from sanc.core.space import Floats, NumpySpace, Space, Vector
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 
 Dense = TypeVar("Dense", bound="DenseModel")
 

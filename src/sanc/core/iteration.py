@@ -17,8 +17,6 @@ from numbers import Real
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from sanc.core.cubic import CubicStep
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision, Subspace, required_members
@@ -26,6 +24,8 @@ from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error
 from sanc.core.space import Vector
+from sanc.core.spectrum.cubic import CubicStep
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
 from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from sanc.core import cubic
-from sanc.core.krylov import Krylov, NonFiniteProductError, StepBasis
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
 from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.krylov import Krylov, NonFiniteProductError, StepBasis
 from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units
 
 MAX_FORCING_TERM = 0.2

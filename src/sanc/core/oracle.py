@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from sanc.core.krylov import ColumnSource, Lanczos
 from sanc.core.record import Calls
 from sanc.core.space import Floats, Space, Vector
+from sanc.core.spectrum.krylov import ColumnSource, Lanczos
 from sanc.errors import ArgumentTypeError, shown
 
 T = TypeVar("T")
@@ -130,7 +130,8 @@ class Oracle(ABC):
     has_matrix : bool
         Whether its Hessian is a matrix in every iteration.
     box : Box or None
-        Bounds (`sanc.core.bounds`) that no evaluation may leave, not even for a finite difference; None: no bounds.
+        Bounds (`sanc.core.bounded.bounds`) that no evaluation may leave, not even for a finite difference; None: no
+        bounds.
     free_indices : Tensor or None
         Indices of its variables among all variables, if it is that of the free variables of a face; None: all.
     exponent : int

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
-from sanc.core.cubic import CubicStep
 from sanc.core.point import Point
 from sanc.core.record import Branch
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Vector
+from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.units import Units
 
 

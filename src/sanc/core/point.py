@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core.cubic import CubicStep
 from sanc.core.oracle import Oracle
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Space, Vector
+from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.units import Units, measure_units
 
 ESCAPE_SIGN, LANCZOS_START, HARD_CASE_SIGN = 1, 2, 3

@@ -23,9 +23,9 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.autograd.randomness import UndoneDraws
-from sanc.core.curvature import Extremes, find_extremes, quadrature
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.space import NEAR_ZERO, Floats
+from sanc.core.spectrum.curvature import Extremes, find_extremes, quadrature
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.diagnosis.report import Report
 from sanc.errors import (
     ArgumentError,

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import Bounds
 from torch import Tensor
 
-from sanc.core.bounds import Box, FaceOracle
+from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.oracle import Oracle
 from sanc.errors import ArgumentError
 from sanc.implicit.derivatives import is_transformed

@@ -17,11 +17,11 @@ import torch
 from scipy.linalg.lapack import dptsv
 from torch import Tensor
 
-from sanc.core import cubic
-from sanc.core.curvature import Exploration
-from sanc.core.eigenvalue_bounds import affordable_dim
-from sanc.core.krylov import Krylov, Lanczos
 from sanc.core.space import Floats, Space
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.curvature import Exploration
+from sanc.core.spectrum.eigenvalue_bounds import affordable_dim
+from sanc.core.spectrum.krylov import Krylov, Lanczos
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""

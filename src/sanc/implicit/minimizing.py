@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from sanc.core.curvature import DEFAULT_CONFIDENCE
+from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.bounds import Box
-from sanc.core.curvature import Certificate, explore
-from sanc.core.krylov import NonFiniteProductError
+from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.space import Space
+from sanc.core.spectrum.curvature import Certificate, explore
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError
 from sanc.implicit.free import free_oracle, has_weak_bounds
 from sanc.implicit.linear import LinearSolution, SpectralScaling, solve, solve_least_squares, spectral_scaling

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.autograd.internals import nodes
-from sanc.core.bounds import Box
+from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import difference_step
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown

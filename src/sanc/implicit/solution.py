@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sanc.core.curvature import Certificate
+from sanc.core.spectrum.curvature import Certificate
 
 
 @dataclass(frozen=True, slots=True)

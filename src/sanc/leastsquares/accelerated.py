@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core import cubic
 from sanc.core.acceptance import RatioTest
 from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
+from sanc.core.spectrum import cubic
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
 DIFFERENCE_FRACTION = 0.1

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core import cubic
 from sanc.core.dense import product_norm
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.model import CubicModel, KrylovSubspace, step_limit
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
 from sanc.leastsquares.matrices import GramSpace, JacobianMatrix
 from sanc.leastsquares.model import JacobianModel

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sanc.core.acceptance import RatioTest
 from sanc.core.iteration import Iteration
-from sanc.core.loop import run_to_end
 from sanc.core.method import Method
-from sanc.core.run import Limits, Run
+from sanc.core.runs.loop import run_to_end
+from sanc.core.runs.run import Limits, Run
+from sanc.core.runs.status import Status, asks_to_stop
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
-from sanc.core.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.functions.differences import SCHEMES

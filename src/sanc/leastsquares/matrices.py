@@ -10,8 +10,8 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
-from sanc.core.krylov import DiagonalBasis, NonFiniteProductError
 from sanc.core.space import ROUNDING_ERRORS, Floats
+from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 
 SMALL_SIDE = 6000
 """Largest smaller side of a Jacobian that is stored: the eigenpairs of its Gram matrix take a minute on one core."""

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from scipy.linalg.lapack import dgeqrf, dgesdd
 
-from sanc.core.bounds import Box
+from sanc.core.bounded.bounds import Box
 from sanc.core.dense import eigenpairs
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Eigenbasis, Meter, Operator, RecentCache
 from sanc.core.space import ROUNDING_ERRORS, Floats
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.functions.oracle import CallableOperator, CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
 from sanc.leastsquares.matrices import JacobianMatrix

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
-from sanc.core.bounds import Box
+from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Meter
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, shown

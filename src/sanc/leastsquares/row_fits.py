@@ -13,8 +13,8 @@ import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
+from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO
-from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem

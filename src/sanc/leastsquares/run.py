@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sanc.core.consistency import ASYMMETRY_FACTOR
-from sanc.core.curvature import Certificate
 from sanc.core.oracle import Oracle
-from sanc.core.run import Run
-from sanc.core.scaled import ScaledOracle
+from sanc.core.runs.consistency import ASYMMETRY_FACTOR
+from sanc.core.runs.run import Run
+from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
+from sanc.core.spectrum.curvature import Certificate
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.box_model import ARMIJO_SHARE, MODEL_HALVINGS
+from sanc.core.bounded.box_model import ARMIJO_SHARE, MODEL_HALVINGS
 from sanc.core.space import NEAR_ZERO
 from sanc.many.algebra import multiply, multiply_decomposed
 from sanc.many.rows import Rows, RowTrials

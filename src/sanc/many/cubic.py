@@ -1,4 +1,4 @@
-"""The cubic models of all rows, minimised globally: `sanc.core.cubic`, for many small problems at once.
+"""The cubic models of all rows, minimised globally: `sanc.core.spectrum.cubic`, for many small problems at once.
 
 `CubicModels.solve` computes for each row what `solve` there computes for one problem, to the same precision.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.cubic import BOUND_STEPS, MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
+from sanc.core.spectrum.cubic import BOUND_STEPS, MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
 
 _TINY = torch.finfo(torch.float64).tiny
 """Smallest divisor, so that 0/0 is 0. If the divisor is smaller, so is the dividend."""

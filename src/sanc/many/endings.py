@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.consistency import DIFFERENCE_VARIANCE, LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_SPACING
+from sanc.core.runs.consistency import DIFFERENCE_VARIANCE, LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_SPACING
+from sanc.core.runs.status import Status
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.core.status import Status
 from sanc.many.algebra import multiply_decomposed
 from sanc.many.rows import Problem, Rows
 
@@ -52,8 +52,8 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
 def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
     """Return points along negative curvature with lower values, and the indices of the rows that have one.
 
-    The steps are those of `sanc.core.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f, each
-    twice the last, up to √(|f|/|λ|), ‖x‖ or the length scale.
+    The steps are those of `sanc.core.runs.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f,
+    each twice the last, up to √(|f|/|λ|), ‖x‖ or the length scale.
     """
     error = ROUNDING_ERRORS * problem.eps * rows.spectra.hessian_norm
     indices = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
-from sanc.core.curvature import DEFAULT_CONFIDENCE
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
+from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.many import rules
 from sanc.many.cubic import CubicModels

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
-from sanc.core.bounds import Box
-from sanc.core.box_model import SHORTER_STEP
+from sanc.core.bounded.bounds import Box
+from sanc.core.bounded.box_model import SHORTER_STEP
 from sanc.core.escape import HALVINGS
+from sanc.core.runs.stall import STALL_LIMIT
+from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO, ROUNDING_ERRORS
-from sanc.core.stall import STALL_LIMIT
-from sanc.core.status import Status
 from sanc.many import rules
 from sanc.many.algebra import multiply, norms_of
 from sanc.many.box import fit_steps

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.cubic import Spectrum
-from sanc.core.eigenvalue_bounds import bound_missed_eigenvalues
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.core.spectrum.cubic import Spectrum
+from sanc.core.spectrum.eigenvalue_bounds import bound_missed_eigenvalues
 from sanc.many.algebra import eigenpairs
 from sanc.many.rows import Spectra
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.bounds import Box
+from sanc.core.bounded.bounds import Box
 from sanc.core.space import Space
 from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown

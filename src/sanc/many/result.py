@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.curvature import Certificate
-from sanc.core.status import Status
+from sanc.core.runs.status import Status
+from sanc.core.spectrum.curvature import Certificate
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.minimisation.result import Result
 from sanc.minimisation.trees import map_tree

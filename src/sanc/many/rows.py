@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sanc.core.bounds import Box
+from sanc.core.bounded.bounds import Box
 from sanc.many import rules
 
 PENDING, CUBIC, LONGER, ESCAPE = -1, 0, 1, 2

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sanc.core.acceptance import CANCELLATION_ERRORS, LONGER_STEP_RHO
 from sanc.core.escape import FALLBACK_LIPSCHITZ
+from sanc.core.runs.stall import GRADIENT_PROGRESS
 from sanc.core.sigma import (
     MAX_GROWTH_FACTOR,
     MAX_SHRINK_FACTOR,
@@ -22,7 +23,6 @@ from sanc.core.sigma import (
     MIN_SIGMA_FACTOR_EXACT,
     NEGLIGIBLE_CUBIC_TERM,
 )
-from sanc.core.stall import GRADIENT_PROGRESS
 from sanc.core.units import FIRST_SIGMA, X_FRACTION
 from sanc.many.cubic import CubicModels
 from sanc.presets import PRESETS

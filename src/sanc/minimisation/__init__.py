@@ -1,6 +1,6 @@
 """`minimize` for functions and finite sums, with the interface of SciPy, and certificates of points."""
 
-from sanc.core.status import Status
+from sanc.core.runs.status import Status
 from sanc.minimisation.certification import Certificate, certificate
 from sanc.minimisation.minimizing import minimize, scipy_method
 from sanc.minimisation.result import Result

@@ -11,16 +11,16 @@ import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
-from sanc.core.bounds import Box
-from sanc.core.box_model import BoundedModel
-from sanc.core.faces import weakly_active
+from sanc.core.bounded.bounds import Box
+from sanc.core.bounded.box_model import BoundedModel
+from sanc.core.bounded.faces import weakly_active
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note
-from sanc.core.run import Run
+from sanc.core.runs.run import Run
+from sanc.core.runs.stall import STALL_LIMIT
+from sanc.core.runs.status import Status
 from sanc.core.space import Space, Vector
-from sanc.core.stall import STALL_LIMIT
-from sanc.core.status import Status
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 from sanc.minimisation.trees import Tree, is_tree
 

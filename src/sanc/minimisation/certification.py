@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sanc.autograd.products import HVP_MODES, HvpMode
-from sanc.core.curvature import DEFAULT_CONFIDENCE, Certificate, probe
+from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE, Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
 from sanc.minimisation.objective import build_oracle, torch_modes
 

@@ -16,14 +16,14 @@ from scipy.optimize import HessianUpdateStrategy, OptimizeWarning
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.iteration import Iteration
-from sanc.core.loop import run_to_end
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch
-from sanc.core.resume import resume_run, save_run
-from sanc.core.run import Limits, Run
-from sanc.core.status import Status, asks_to_stop
+from sanc.core.runs.loop import run_to_end
+from sanc.core.runs.resume import resume_run, save_run
+from sanc.core.runs.run import Limits, Run
+from sanc.core.runs.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,

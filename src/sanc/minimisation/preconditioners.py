@@ -13,7 +13,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
-from sanc.core.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
+from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
 from sanc.core.space import Floats, NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
-from sanc.core.curvature import Certificate
 from sanc.core.record import Calls, Record
-from sanc.core.status import Status
+from sanc.core.runs.status import Status
+from sanc.core.spectrum.curvature import Certificate
 
 _LINE_WIDTH = 80
 """Characters of a line, the width of a standard terminal."""

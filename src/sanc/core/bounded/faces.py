@@ -1,6 +1,6 @@
 """The faces of a run with bounds: which variables are free at the current point.
 
-`sanc.core.bounds` has the box and the objective on a face.
+`sanc.core.bounded.bounds` has the box and the objective on a face.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.bounds import FaceOracle
-from sanc.core.run import Run
+from sanc.core.bounded.bounds import FaceOracle
+from sanc.core.runs.run import Run
 
 
 def enter_face(run: Run) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sanc.core.curvature import Certificate
 from sanc.core.space import Vector
+from sanc.core.spectrum.curvature import Certificate
 
 
 class Status(IntEnum):

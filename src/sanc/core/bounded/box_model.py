@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core.bounds import FaceOracle
-from sanc.core.cubic import CubicStep
-from sanc.core.krylov import NonFiniteProductError
+from sanc.core.bounded.bounds import FaceOracle
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Model, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
+from sanc.core.spectrum.cubic import CubicStep
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
 
 _MODEL_NEWTON_STEPS = 40

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
+from sanc.core.spectrum.krylov import NonFiniteProductError
 
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""

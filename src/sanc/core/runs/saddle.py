@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from sanc.core.curvature import Certificate
-from sanc.core.run import Run
+from sanc.core.runs.run import Run
+from sanc.core.runs.stall import StallMonitor
 from sanc.core.space import Vector
-from sanc.core.stall import StallMonitor
+from sanc.core.spectrum.curvature import Certificate
 
 
 def leave_saddle(run: Run) -> bool:

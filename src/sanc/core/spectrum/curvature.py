@@ -1,6 +1,6 @@
 """Curvature at a point from a random start: the certificate, both ends of the spectrum, and quadrature.
 
-The bounds on eigenvalues are those of `sanc.core.eigenvalue_bounds`.
+The bounds on eigenvalues are those of `sanc.core.spectrum.eigenvalue_bounds`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sanc.core import cubic
-from sanc.core.eigenvalue_bounds import (
+from sanc.core.oracle import Operator, Oracle
+from sanc.core.space import Floats, Vector
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.eigenvalue_bounds import (
     CurvatureBound,
     MonitoredLanczos,
     bound_curvature,
@@ -21,9 +23,7 @@ from sanc.core.eigenvalue_bounds import (
     monitored_lanczos,
     start_vector,
 )
-from sanc.core.krylov import Krylov, Lanczos, NonFiniteProductError
-from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Floats, Vector
+from sanc.core.spectrum.krylov import Krylov, Lanczos, NonFiniteProductError
 
 DEFAULT_CONFIDENCE = 0.99
 """Probability with which a certificate holds, if the caller chooses none."""

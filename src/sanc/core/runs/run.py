@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sanc.core.bounds import Box
-from sanc.core.curvature import Certificate, probe
+from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
-from sanc.core.scaled import ScaledOracle
+from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.stall import StallMonitor
+from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.space import Vector
-from sanc.core.stall import StallMonitor
-from sanc.core.step_checks import StepMonitor
+from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.units import Units
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from sanc.core.oracle import Meter
-from sanc.core.run import Run
+from sanc.core.runs.run import Run
+from sanc.core.runs.scaled import require_exponent
+from sanc.core.runs.stall import StallMonitor
+from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
-from sanc.core.scaled import require_exponent
-from sanc.core.stall import StallMonitor
-from sanc.core.step_checks import StepMonitor
 from sanc.errors import ArgumentError
 
 

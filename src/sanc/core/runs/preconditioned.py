@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.curvature import Certificate
 from sanc.core.oracle import REMEMBERED_POINTS, Operator, Oracle, RecentCache, WrappedOracle
-from sanc.core.run import Run
-from sanc.core.scaled import ScaledOracle
+from sanc.core.runs.run import Run
+from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import Vector
+from sanc.core.spectrum.curvature import Certificate
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.convergence import (
+from sanc.core.bounded.faces import enter_face, release_weak_bounds
+from sanc.core.record import Record
+from sanc.core.runs.convergence import (
     error_is_negligible,
     measure_first_units,
     needs_first_units,
@@ -14,14 +16,12 @@ from sanc.core.convergence import (
     stall_ending,
     stationary_ending,
 )
-from sanc.core.faces import enter_face, release_weak_bounds
-from sanc.core.record import Record
-from sanc.core.run import Run
-from sanc.core.saddle import leave_saddle
-from sanc.core.scaled import scaling_exponent
+from sanc.core.runs.run import Run
+from sanc.core.runs.saddle import leave_saddle
+from sanc.core.runs.scaled import scaling_exponent
+from sanc.core.runs.status import CONTINUE, Ending, Status
+from sanc.core.runs.step_checks import MadeStep
 from sanc.core.space import Vector
-from sanc.core.status import CONTINUE, Ending, Status
-from sanc.core.step_checks import MadeStep
 from sanc.errors import NonFiniteStartError
 
 

@@ -11,14 +11,14 @@ from itertools import takewhile
 
 import numpy as np
 
-from sanc.core import consistency
-from sanc.core.curvature import Certificate
-from sanc.core.krylov import NonFiniteProductError
 from sanc.core.record import Branch, Note
-from sanc.core.run import Run
+from sanc.core.runs import consistency
+from sanc.core.runs.run import Run
+from sanc.core.runs.stall import STALL_LIMIT
+from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
-from sanc.core.stall import STALL_LIMIT
-from sanc.core.status import CONTINUE, Ending, Status
+from sanc.core.spectrum.curvature import Certificate
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units, measure_units
 
 _REPORTED_DIFFERENCE_ERROR = 1e4

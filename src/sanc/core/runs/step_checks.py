@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sanc.core import consistency
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note, Record
+from sanc.core.runs import consistency
+from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.space import Vector
-from sanc.core.status import CONTINUE, Ending, Status
 
 _COMPARED_ITERATIONS = 5
 """Number of first iterations in which changes of f are compared with its gradients."""

@@ -1,0 +1,1 @@
+"""Krylov spaces: the Lanczos process, the cubic model in them, and bounds on eigenvalues."""
