@@ -42,8 +42,8 @@ def pieces():
     return page
 
 
-def test_there_are_seven_examples_of_at_most_forty_lines():
-    assert len(BLOCKS) == 7
+def test_there_are_eight_examples_of_at_most_forty_lines():
+    assert len(BLOCKS) == 8
     for block in BLOCKS:
         classes = block[: re.search(r"\n\n\n(?!class |@dataclass)(?=\w+[ ,]|print)", block).start()]
         code = [line for line in classes.splitlines() if line.strip() and not line.startswith(("import", "from"))]
@@ -529,7 +529,7 @@ def test_a_state_of_another_metric_is_rejected(pieces):
             p.grad = torch.randn(3, 2)
             opt.step()
         states[name] = opt.state_dict()
-    with pytest.raises(sanc.ArgumentError, match="metric of parameter 0"):
+    with pytest.raises(sanc.ArgumentError, match=r"metric of parameter 0 has the tensors .* another metric. Construct"):
         opt.load_state_dict(states["ours"])
 
 
@@ -639,6 +639,73 @@ def test_a_step_size_of_the_caller_replaces_ours():
             opt.step(lambda batch=batch: (batch @ weights).square().mean())
         runs.append(weights.detach().clone())
     assert torch.equal(*runs)
+
+
+def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
+    """From one restart to the next η falls from its largest value to nearly zero."""
+    scale = pieces.Cosine(scale=0.1, period=8)
+    state = sanc.extend.MinibatchState(0, weight_unit=2.0, eta_reduction=0.5)
+    found = [scale.size(replace(state, steps=k)) for k in range(17)]
+    assert found == pytest.approx([0.1 * math.cos(math.pi * (k % 8) / 16) ** 2 for k in range(17)], rel=1e-12)
+    assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_scale=scale, period=4).param_groups
+
+
+@dataclass(frozen=True)
+class Lenient:
+    """A rule with a setting that σ has, too, and one that only it has."""
+
+    gamma: float = 3.0
+    window: int = 5
+
+    def __call__(self, here, subspace, step, trial, trials):
+        return sanc.Decision(here.sigma_rule.after_failure(step.sigma))
+
+
+def test_an_option_that_two_pieces_have_is_rejected_if_one_is_of_the_caller():
+    for options, match in (
+        ({"gamma": 2.5}, r"gamma = 2.5 is a setting of Lenient and SigmaUpdate: set it .* acceptance=…\(gamma=…\)"),
+        ({"windw": 3}, r"option 'windw' .* did you mean 'window'"),
+    ):
+        with pytest.raises(sanc.ArgumentError, match=match):
+            sanc.method_for(acceptance=Lenient(), **options)
+    method = sanc.method_for(acceptance=Lenient(gamma=4.0), window=7)
+    assert (method.acceptance.gamma, method.acceptance.window, method.sigma.gamma) == (4.0, 7, 2.0)
+
+
+def test_a_class_in_place_of_a_piece_is_named_with_its_own_remedy():
+    with pytest.raises(sanc.ArgumentTypeError, match=r"since it is a class: pass an object of it, such as Lenient\(\)"):
+        sanc.method_for(acceptance=Lenient)
+
+
+class PlainMetric:
+    """A metric that is no dataclass, so that its `repr` contains its address."""
+
+    memory, refresh = 0.9, 10
+
+    def couples(self, shape):
+        return False
+
+    def create(self, shapes, like, reduce=None):
+        return sanc.Diagonal().create(shapes, like, reduce)
+
+
+def test_a_metric_without_repr_resumes_without_a_warning(recwarn):
+    def build():
+        weights = torch.nn.Parameter(torch.ones(3))
+        return sanc.SANC([weights], metric=PlainMetric(), curvature=False, seed=0), weights
+
+    (opt, weights), (resumed, _) = build(), build()
+    opt.step(lambda: weights.square().sum())
+    recwarn.clear()
+    resumed.load_state_dict(opt.state_dict())
+    assert not recwarn.list
+
+
+def test_a_setting_of_our_metric_beside_one_of_the_caller_names_the_metric():
+    with pytest.raises(
+        sanc.ArgumentError, match=r"memory = 0.9 is a setting of Kronecker, and sanc has PlainMetric as"
+    ):
+        sanc.method_for(metric=PlainMetric(), memory=0.9)
 
 
 @pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])

@@ -1,5 +1,6 @@
 """Protocols, values and base classes for pieces and objectives of a user; docs/extending.md has examples."""
 
+from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import Trial, Verdict, classify, ratio
@@ -9,17 +10,22 @@ from sanc.core.spectrum.cubic import CubicStep, Spectrum
 from sanc.core.spectrum.cubic import solve as solve_cubic
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
+from sanc.minibatch.metrics.base import RankReduction
+from sanc.minibatch.state import State as MinibatchState
 
 __all__ = [
     "Acceptance",
     "CubicStep",
     "Escape",
+    "KrylovSubspace",
     "Meter",
+    "MinibatchState",
     "Model",
     "NonFiniteProductError",
     "NumpySpace",
     "Operator",
     "Oracle",
+    "RankReduction",
     "SigmaRule",
     "SigmaSettings",
     "Space",

@@ -60,7 +60,7 @@ class Minibatch(Piece):
     step_scale: StepScale = field(default_factory=StepScale)
     average: Average = field(default_factory=Average)
     curvature: bool = True
-    noise: float = setting(1.0, NOT_NEGATIVE)
+    noise: float = setting(1.0, NOT_NEGATIVE)  # differences as large as the decrease; docs/constants.md has 0.1 and 10
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,8 +17,8 @@ _RESET_ON_RESTART = {"reset_on_restart": True}
 class State:
     """The state of the iteration without the preconditioner: numbers and vectors.
 
-    Vectors are never changed in place. Only the iteration writes a state. A number that is not known yet is NaN. The
-    other metadata of fields are those of `sanc.core.saved`.
+    Each field has its meaning as a comment behind it. Vectors are never changed in place, and only the iteration writes
+    a state. A number that is not known yet is NaN. The other metadata of fields are those of `sanc.core.saved`.
     """
 
     # Both phases.

@@ -46,15 +46,14 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
     outlier_norm = _OUTLIER_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
+    average_weight = max(weight / (state.weight_sum + weight), _last_weight(state, settings))
     return StepScalars(
         clip_norm=max(outlier_norm, NEAR_ZERO) if state.steps else NEAR_INFINITY,
         full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * settings.step_scale.size(state),
-        average_weight=max(weight / (state.weight_sum + weight), _last_weight(state, settings))
-        if settings.average.averaging
-        else 1.0,
+        average_weight=average_weight if settings.average.averaging else 1.0,
         distance_weight=scale.distance_weight(state),
         lower_bound=_lower_bound(state, settings.step_scale) if has_values else -math.inf,
     )

@@ -107,7 +107,8 @@ class ShardedPreconditioner(Preconditioner):
         if coupled:
             raise ArgumentError(
                 f"metric = {shown(metric)} couples the entries of a parameter of shape {shapes[coupled[0]]}, which is "
-                "sharded: use sanc.Kronecker, sanc.Diagonal or sanc.Identity with sharded parameters."
+                "not sharded by rows: shard it by rows, as fully_shard does by default, or use sanc.Kronecker or "
+                "sanc.Diagonal."
             )
         self._on_owned = metric.create([shapes[index] for index in self._owned], like) if self._owned else None
         entries = sum(math.prod(shapes[index]) for index in self._sharded)

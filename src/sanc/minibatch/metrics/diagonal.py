@@ -24,8 +24,8 @@ class Diagonal(Piece):
         Steps between two updates of ε.
     """
 
-    memory: float = setting(0.95, BELOW_ONE)
-    refresh: int = setting(50, AT_LEAST_ONE)
+    memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
+    refresh: int = setting(50, AT_LEAST_ONE)  # ε alone is refreshed, which changes slowly
 
     def couples(self, shape: Shape) -> bool:
         """Never: each entry has its own second moment."""

@@ -23,8 +23,8 @@ class Identity(Piece):
         Steps between two updates of ε.
     """
 
-    memory: float = setting(0.95, BELOW_ONE)
-    refresh: int = setting(50, AT_LEAST_ONE)
+    memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
+    refresh: int = setting(50, AT_LEAST_ONE)  # without effect: there is nothing to refresh
 
     def couples(self, shape: Shape) -> bool:
         """Never: M is a multiple of the identity."""

@@ -42,9 +42,9 @@ class Kronecker(Piece):
         Longer sides of a matrix are split into blocks no longer than this and than the other side.
     """
 
-    memory: float = setting(0.95, BELOW_ONE)
-    refresh: int = setting(10, AT_LEAST_ONE)
-    largest_side: int = setting(1024, AT_LEAST_ONE)
+    memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
+    refresh: int = setting(10, AT_LEAST_ONE)  # docs/results/networks.md has 5, and what fewer refreshes lose
+    largest_side: int = setting(1024, AT_LEAST_ONE)  # docs/results/networks.md has 256
 
     def couples(self, shape: Shape) -> bool:
         """Whether the parameter has two sides, which are rotated."""
