@@ -167,27 +167,25 @@ def test_inputs_of_a_batch_that_are_too_large_for_batch_normalisation(tally):
 
 
 def test_outliers_in_the_first_steps(tally):
-    """Targets or inputs of one of the first 25 batches, or of several, are many times too large.
-
-    With closures the second-order phase fits the first batches if several of them have targets × 1e3.
-    """
+    """Targets or inputs of one of the first 25 batches, or of several, are many times too large."""
     one = [(at,) for at in (0, 1, 2, 3, 5, 9, 15, 19, 20, 21, 25)]
     several = [(1, 2), (1, 2, 3), (2, 3, 4), (0, 2, 4), (5, 6, 7), (2, 12, 20)]
     first = [(0, 1), (0, 1, 2), (0, 1, 2, 3, 4), tuple(range(8))]
     cases, failures = 0, []
     for style in STYLES:
         reference = trained(style)
-        for at, (factor, target) in product([*one, *several, *first], ((1e3, True), (1e6, True), (1e6, False))):
-            if style == "gradients" or at not in first or factor > 1e3:
+        for at, (factor, target) in product(
+            [*one, *several, *first], ((1e3, True), (1e4, True), (1e6, True), (1e6, False))
+        ):
 
-                def corrupt(k, a, b, at=at, factor=factor, target=target):
-                    if k not in at:
-                        return a, b
-                    return (a, b * factor) if target else (a * factor, b)
+            def corrupt(k, a, b, at=at, factor=factor, target=target):
+                if k not in at:
+                    return a, b
+                return (a, b * factor) if target else (a * factor, b)
 
-                end = trained(style, corrupt=corrupt)
-                cases += 1
-                failures += [] if end < 2.0 * reference else [(style, at, factor, target, end, reference)]
+            end = trained(style, corrupt=corrupt)
+            cases += 1
+            failures += [] if end < 2.0 * reference else [(style, at, factor, target, end, reference)]
     tally("outliers in the first steps", cases, failures)
 
 

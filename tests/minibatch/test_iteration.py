@@ -422,7 +422,7 @@ def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
 def test_a_batch_that_was_worse_off_before_undoes_nothing(value, entry, before, back):
     iteration = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    iteration.state = replace(iteration.state, safe_point=start, first_loss=entry)
+    iteration.state = replace(iteration.state, first_point=start, first_loss=entry)
     oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
     assert iteration._start_of_averaging(x, value, oracle) is (start if back else x)
 

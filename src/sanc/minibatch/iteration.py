@@ -49,8 +49,8 @@ _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
 _FIRST_LOSS_OUTLIER = 100.0
-"""If the first loss is this many times the loss at the end of the second-order phase, the first batch may be an
-outlier. The losses at both points are then compared on the same batch."""
+"""If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
+steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
 _ESCAPE_SHARE = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
 _CONFIRMED_RISE = 0.5
@@ -221,11 +221,11 @@ class MinibatchIteration:
     def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
         """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x."""
         state = self.state
-        if state.safe_point is None or value <= state.first_loss < _FIRST_LOSS_OUTLIER * value:
+        if state.first_point is None or value <= state.first_loss < _FIRST_LOSS_OUTLIER * value:
             return x
-        first_loss = oracle.gradient_sample_value(state.safe_point)
+        first_loss = oracle.gradient_sample_value(state.first_point)
         is_lower = first_loss < value or (math.isfinite(first_loss) and not math.isfinite(value))
-        return state.safe_point if is_lower else x
+        return state.first_point if is_lower else x
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
@@ -350,6 +350,9 @@ class MinibatchIteration:
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
+        outcome = self._return_if_first_batches_were_outliers(x, oracle, results)
+        if outcome is not None:
+            return outcome
         if updates.began_with_outliers(state, results.grad_norm):
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
@@ -415,6 +418,25 @@ class MinibatchIteration:
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )
+
+    def _return_if_first_batches_were_outliers(
+        self, x: Vector, oracle: Oracle, results: StepResults
+    ) -> tuple[Vector, Record] | None:
+        """Return to the first point of the run, if its loss on this batch is lower and far below the first loss.
+
+        Second-order steps then fitted outliers. The losses are compared once, in the first averaged steps.
+        """
+        state, value = self._state, results.value
+        if state.first_point is None or not oracle.has_values or state.first_loss < _FIRST_LOSS_OUTLIER * value:
+            return None
+        first_point = state.first_point
+        self._update_state(first_point=None)
+        if not oracle.gradient_sample_value(first_point) < value:
+            return None
+        _, record = self._restart_averaging(x, value, results.grad_norm)
+        self.has_returned = True
+        note = "the first batches were outliers: returned to the initial point"
+        return first_point, replace(record, step_norm=oracle.space.norm(first_point - x), trials=1, note=note)
 
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""

@@ -29,6 +29,7 @@ def rearranged_vectors(state: State, rearrange: Rearrange, x: Tensor, *, joins: 
     fills = {
         "offset": zeros,
         "last_written_x": x,
+        "first_point": x,
         "safe_point": x,
         "averaging_start": x,
         "direction_sum": zeros,

@@ -22,7 +22,7 @@ def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metri
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
     uses_distance = numbers["distance"] > INITIAL_DISTANCE or any(name in vectors for name in _FOR_DISTANCE)
-    required = (*(("safe_point",) if in_second_order_phase else ()), *(_FOR_DISTANCE if uses_distance else ()))
+    required = (*(("first_point",) if in_second_order_phase else ()), *(_FOR_DISTANCE if uses_distance else ()))
     for name in required:
         if name not in vectors:
             raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")

@@ -77,6 +77,7 @@ class State:
     # Vectors.
     offset: Vector | None = field(default=None, metadata=_RESET_ON_RESTART)  # z − x
     last_written_x: Vector | None = None  # x after the last step, while the caller is assumed to project it
+    first_point: Vector | None = None  # the first point of the run, until the first averaged steps were made
     safe_point: Vector | None = None  # the point to which the run returns after a rise of the loss
     averaging_start: Vector | None = None  # x_0, the point at which averaging began
     direction_sum: Vector | None = None  # Σ λ_i p_i; its 1-norm is the denominator of the distance bound

@@ -170,6 +170,8 @@ def _changes_by_norms(state: State, results: StepResults) -> dict[str, Any]:
     }
     if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
         changes |= {"loss_mean": math.nan, "safe_point": None}
+    if by_caller or state.steps >= watch.RELIABLE_MEAN_STEPS:
+        changes["first_point"] = None
     return changes
 
 

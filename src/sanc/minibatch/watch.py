@@ -46,7 +46,7 @@ def compare_batches(state: State, x: Vector, value: float, noise: float, eps: fl
     more than that, or after one that differs by ten times as much.
     """
     if math.isnan(state.last_loss):  # the first batch
-        return True, {"reference_loss": value, "first_loss": value, "safe_point": x}
+        return True, {"reference_loss": value, "first_loss": value, "first_point": x}
     difference = abs(value - state.last_loss) - _LOSS_ROUNDING_ERRORS * eps * abs(value)
     disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
     if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
