@@ -19,7 +19,7 @@ from benchmarks.implicit_problems import difference, large, large_logistic, prob
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.spectrum.curvature import explore
 from sanc.implicit.free import free_variables
-from sanc.implicit.linear import solve, solve_least_squares, spectral_scaling
+from sanc.implicit.linear import SpectralScaling, solve, solve_least_squares, spectral_scaling
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.result import Result
 
@@ -509,6 +509,26 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
         lower=explored.certificate.lower_bound, rtol=1e-8,
     )  # fmt: skip
     assert found.products <= 6 and found.error <= 1e-8
+
+
+@pytest.mark.parametrize("pairs", [0, 3, 30])
+def test_a_scaled_system_ends_when_its_true_residual_suffices(pairs):
+    """Of the eigenvalues, those without a Ritz pair are clustered, so that products converge quickly; S is undone."""
+    values = torch.logspace(-3, 3, 30, dtype=D)
+    values[pairs:] = torch.linspace(1.0, 2.0, 30 - pairs, dtype=D)
+    vectors = torch.linalg.qr(random(30, 30)).Q.T
+    H = vectors.T * values @ vectors
+    scaling = SpectralScaling(values[:pairs].numpy(), list(vectors[:pairs]), 1.0)
+    matrix = torch.stack([scaling(e) for e in torch.eye(30, dtype=D)])
+    assert torch.allclose(scaling.undo(matrix[0]), torch.eye(30, dtype=D)[0], atol=1e-12)
+    spectrum = torch.linalg.eigvalsh(matrix)
+    assert scaling.smallest <= spectrum[0] * (1 + 1e-12) and spectrum[-1] <= scaling.largest * (1 + 1e-12)
+    oracle, x = operator((H + H.T) / 2)
+    u, lower = random(30, seed=6), float(values.min())
+    found = solve(oracle.hessian(x), u, oracle.space, scaling, lower=lower, rtol=1e-6)
+    truth = torch.linalg.solve(H, u)
+    assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-6
+    assert pairs != 3 or found.products == 12  # a bound of the residual by ‖S⁻¹‖ takes another product
 
 
 def test_least_squares_is_the_pseudo_inverse():

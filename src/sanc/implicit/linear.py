@@ -38,6 +38,9 @@ _CONVERGED_RESIDUAL = 0.1
 _USEFUL_SPREAD = 0.25
 """Reduction of the condition number from which a scaling is worth its cost: the number of iterations is halved."""
 
+_RESIDUAL_TEST_DIVISOR = 20
+"""The residual is tested again after a twentieth more products, so that at most as many are made in vain."""
+
 Product = Callable[[Any], Any]
 
 
@@ -68,11 +71,16 @@ class SpectralScaling:
 
     If the Ritz pairs are eigenpairs, S H S has the eigenvalues τ in the span of V and those of H elsewhere. With all
     eigenpairs S H S = τ I, and the first Lanczos vector solves the system.
+
+    Attributes
+    ----------
+    smallest, largest : float
+        Bounds on the eigenvalues of S.
     """
 
     def __init__(self, values: Floats, vectors: Sequence[Any], level: float) -> None:
         roots = np.sqrt(level / values)
-        self.smallest = min(1.0, float(roots.min(initial=1.0)))
+        self.smallest, self.largest = min(1.0, float(roots.min(initial=1.0))), max(1.0, float(roots.max(initial=1.0)))
         self._rows: Tensor | None = torch.stack(list(vectors)) if len(vectors) else None
         if self._rows is not None:
             self._excess = torch.as_tensor(roots - 1.0, dtype=self._rows.dtype, device="cpu").to(self._rows.device)
@@ -83,10 +91,12 @@ class SpectralScaling:
             return v
         return torch.addmv(v, self._rows.t(), self._excess * torch.mv(self._rows, v))
 
-    @property
-    def inverse_norm(self) -> float:
-        """A bound on ‖S⁻¹‖."""
-        return 1.0 / self.smallest
+    def undo(self, v: Any) -> Any:
+        """Return S⁻¹ v as a new vector, or v itself if there are no Ritz pairs."""
+        if self._rows is None:
+            return v
+        inverse = -self._excess / (1.0 + self._excess)
+        return torch.addmv(v, self._rows.t(), inverse * torch.mv(self._rows, v))
 
 
 def spectral_scaling(explored: Exploration, dim: int) -> SpectralScaling:
@@ -161,10 +171,15 @@ def solve(
                 continue
             y = _coefficients(krylov)
             solution_norm = max(norm_v, scaling.smallest * float(np.linalg.norm(y)))
-            allowed = _RESIDUAL_SHARE * needed(solution_norm) / scaling.inverse_norm
-            if krylov.is_complete or krylov.residual_of(y) <= max(allowed, space.eps * krylov.start_norm):
+            allowed = _RESIDUAL_SHARE * needed(solution_norm)
+            scaled_residual = krylov.residual_of(y)
+            if krylov.is_complete or scaled_residual <= space.eps * krylov.start_norm:
                 break
-            next_test_dim = krylov.dim + 1 + krylov.dim // 10
+            # ‖S⁻¹q‖ ≥ 1/‖S‖, so that far from convergence S⁻¹ need not be applied.
+            is_possible = scaled_residual <= allowed * scaling.largest
+            if is_possible and scaled_residual * space.norm(scaling.undo(krylov.next_vector)) <= allowed:
+                break
+            next_test_dim = krylov.dim + 1 + krylov.dim // _RESIDUAL_TEST_DIVISOR
         improved = v + scaling(krylov.combine(y)[0])
         new_residual = u - product(improved)
         products += 1
