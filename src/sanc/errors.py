@@ -71,7 +71,7 @@ def shown(value: object) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Return a `repr` that is equal in all processes: that of an object without `__repr__` contains its address."""
+    """Return a `repr` without addresses, which objects without `__repr__` have, so that it is equal everywhere."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 

@@ -35,7 +35,7 @@ FOREIGN_OPTIONS = {
     ),
     "capturable": "pass capture=True",
     "maximize": "leave it out, and return the negative of the objective from the closure",
-    "batch_size": "the batch is that of the closure, so set it in the DataLoader, or in sanc.ThreeSamples",
+    "batch_size": "the closure has the batch, so set its size in the DataLoader, or in sanc.ThreeSamples",
     "learning_rate": "leave it out, since the method determines the step size, and lr = 1.0 is a factor on it",
     "lr_scheduler": "leave it out, since no schedule is needed, and those of torch can be attached to the optimiser",
     "warmup_steps": "pass warm_up",

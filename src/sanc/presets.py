@@ -74,7 +74,7 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 """Members of the family by name, each with the function that composes it from a preset."""
 
 _MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
-"""Settings of a member that replace those of a preset given by name. σ = 5 is from the paper's experiments."""
+"""Settings of a member that replace settings of a preset given by name. σ = 5 is from the paper's experiments."""
 
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
@@ -217,7 +217,7 @@ def _pieces_in(place: str, piece: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:
-    """Return the piece with these options applied to its settings, and to those of the pieces inside it."""
+    """Return the piece with these options applied to its settings, and to the pieces inside it."""
     changes = {}
     for item in fields(piece):
         value = getattr(piece, item.name)

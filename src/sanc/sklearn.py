@@ -170,7 +170,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return result
 
     def _keep(self, problem: LinearSum, result: Any) -> None:
-        """Set the coefficients to those of a result."""
+        """Set the coefficients of a result."""
         features = problem.features
         self.coef_ = result.x[:, :features].copy()
         self.intercept_ = (

@@ -150,7 +150,7 @@ class HeldOutLoss:
     def __init__(self, build: Build, folds: int, groups: Array, *, tol: float, max_iter: int, method: Any) -> None:
         self._build, self._folds, self._groups = build, folds, groups
         self._tol, self._max_iter, self._method = tol, max_iter, method
-        self._needed_tol = np.full(folds, tol)  # that of the last fit of each fold
+        self._needed_tol = np.full(folds, tol)  # of the last fit of each fold
         self.evaluations: list[Evaluation] = []
 
     def evaluate(self, t: Array, *, survey: bool = False) -> Evaluation:

@@ -66,7 +66,7 @@ class Buffers:
     """Context that copies the buffers of modules in training mode before they run.
 
     It copies the buffers of each module that the hook reports, and of its submodules, which compiled code may run
-    without the hook. It also copies those of `earlier_owners`, which compiled code may run as a whole.
+    without the hook. It also copies the buffers of `earlier_owners`, which compiled code may run as a whole.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Buffers:
                 self._copy(part)
 
     def _copy(self, module: nn.Module) -> None:
-        """Copy the buffers of a module in training mode, without those of its submodules."""
+        """Copy the buffers of a module in training mode, but not of its submodules."""
         has_buffers = False
         for name, buffer in module.named_buffers(recurse=False):
             has_buffers = True

@@ -58,7 +58,7 @@ class PartMoments:
     overlap : float
         Σ w_i².
     count : int
-        Number of parts, those of other ranks included.
+        Number of parts on all ranks.
     """
 
     value: float
@@ -74,7 +74,7 @@ class Leaves:
     Attributes
     ----------
     dtype : torch.dtype
-        Type of the vectors: that of the leaves, and float32 for leaves of bfloat16 and float16.
+        Type of the vectors: float32 for leaves of bfloat16 and float16, otherwise the type of the leaves.
     is_low_precision : bool
         Whether a leaf is of bfloat16 or float16.
     masters : MasterValues

@@ -66,7 +66,7 @@ class NewtonLine(KrylovSubspace):
     def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
         """Return twice the last step; None if the model allows no more than `trials` trial points.
 
-        Its predicted decrease is that of the first step, the largest that the model has on this line.
+        Its predicted decrease is the largest that the model has on this line, at the first step.
         """
         if self.step is None or trials > self.model.max_resolves:
             return None
@@ -80,7 +80,7 @@ class DenseModel(CubicModel):
 
     If the matrix is positive definite, one Cholesky decomposition gives Newton's step s. Its ‖∇m(s)‖ is σ‖s‖², and if
     the forcing condition allows that, the subspace is the line of s. Otherwise one eigendecomposition gives the step of
-    every σ. If the oracle has no matrix, the model is that of the Krylov space.
+    every σ. If the oracle has no matrix, the model uses the Krylov space.
 
     The second derivatives of losses such as the logistic one vanish as margins grow. Newton's step is therefore too
     short far from the minimiser, and twice the step is tried if f decreases by more than predicted.

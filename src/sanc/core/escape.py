@@ -62,7 +62,7 @@ class GradientStep(Piece):
     Attributes
     ----------
     lr : float
-        The step size. 0.01 is that of the paper's SGD on logistic regression.
+        The step size. The paper's SGD has 0.01 on logistic regression.
     checked : bool
         Halve the step until f decreases, instead of accepting it wherever f is finite.
     """
@@ -89,7 +89,7 @@ class PaperEscape(Piece):
     L1, L2 : float
         Lipschitz constants of the gradient and the Hessian. 10 is the paper's for its logistic regressions.
     epsilon, epsilon_g : float
-        ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
+        ε and ε_g of the paper. The authors' program has ε = 1e-4, and ε_g = ε/4, which None means.
     """
 
     L1: float = setting(10.0, POSITIVE)

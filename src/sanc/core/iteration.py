@@ -339,7 +339,7 @@ class Iteration:
         return ()
 
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()) -> None:
-        """Raise an error if `numbers`, or the names in `vectors`, are not those of a saved state of this iteration."""
+        """Raise an error if `numbers`, or the names in `vectors`, do not belong to a saved state of this iteration."""
         require_fields(where, numbers, State, ("rule_state",))
         _parse_rule_numbers(where, numbers)
         for name in vectors:
@@ -357,7 +357,7 @@ class Iteration:
         self.tol = tol
 
     def replace_numbers(self, **changes: Any) -> None:
-        """Replace numbers of the state, such as σ and the units, by those of a run that resets or scales them."""
+        """Replace numbers of the state, such as σ and the units, for a run that resets or scales them."""
         self.state = replace(self.state, **changes)
 
     def snapshot(self) -> Any:
@@ -439,7 +439,7 @@ def _completed(here: Point, name: str, rule: object, decision: object, branch: B
 
 
 def _parse_rule_numbers(where: str, numbers: Any) -> dict[str, float]:
-    """Return the numbers in the state of the acceptance rule from those of a saved state."""
+    """Return the numbers in the state of the acceptance rule from a saved state."""
     text = numbers.get("rule_state")
     try:
         rule_numbers = json.loads(text)

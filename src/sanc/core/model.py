@@ -32,7 +32,7 @@ TOLERANCE_SHARE = 0.5
 
 
 class StepLimit(NamedTuple):
-    """σ and the limit on the step norm in a subspace; the attributes are those of `KrylovSubspace`."""
+    """σ and the limit on the step norm in a subspace; `KrylovSubspace` describes the attributes."""
 
     sigma: float
     units: Units
@@ -55,7 +55,7 @@ class KrylovSubspace:
     spectrum : Spectrum or None
         Eigenpairs of T; None if a product was not finite.
     sigma : float
-        σ of the first step: that of the state, the initial one, or a larger one that limits the step norm.
+        σ of the first step: the σ of the state, the initial σ, or a larger one that limits the step norm.
     units : Units
         Units of the first point.
     max_step_norm : float
@@ -136,7 +136,7 @@ class KrylovModel(Piece):
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass, which stores three vectors for any J.
     epsilon, epsilon_g : float
-        ε and ε_g of the paper. ε = 1e-4 and ε_g = ε/4, for an ε_g of None, are those of the authors' program.
+        ε and ε_g of the paper. The authors' program has ε = 1e-4, and ε_g = ε/4, which None means.
 
     A subclass may override these class attributes, which are no options: `first_sigma_factor`, the initial σ in its
     unit if it is measured; `tries_longer_steps`, whether longer steps follow a step whose σ no value of f has
@@ -313,7 +313,7 @@ class NoModel(Piece):
 
 
 def length_scale(here: Point, first_units: Units) -> float:
-    """Return the length scale at x: max(ℓ₀, ‖x‖/10), with ℓ₀ that of the first point."""
+    """Return the length scale at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
     return max(first_units.length, X_FRACTION * here.norm)
 
 

@@ -133,7 +133,7 @@ class Oracle(ABC):
         Bounds (`sanc.core.bounded.bounds`) that no evaluation may leave, not even for a finite difference; None: no
         bounds.
     free_indices : Tensor or None
-        Indices of its variables among all variables, if it is that of the free variables of a face; None: all.
+        Indices of its variables among all variables, if it has only the free variables of a face; None: all.
     exponent : int
         It evaluates 2^exponent · f.
     """
@@ -164,12 +164,12 @@ class Oracle(ABC):
 
     @property
     def full_oracle(self) -> Oracle:
-        """The oracle of all variables; another one if this is that of the free variables of a face."""
+        """The oracle of all variables; another one if this has only the free variables of a face."""
         return self
 
     @property
     def unscaled_oracle(self) -> Oracle:
-        """The oracle of f itself; another one if this is that of 2^exponent · f."""
+        """The oracle of f itself; another one if this evaluates 2^exponent · f."""
         return self
 
     def full_point(self, x: Vector) -> Vector:

@@ -2,7 +2,7 @@
 
 A method is composed of a model, an acceptance rule, an escape rule and a rule for σ. Each piece has its settings,
 receives everything else as arguments, and returns a value. Only the iteration writes the state and the record. The
-numbers 2.1 to 2.7 are those of docs/method.md.
+numbers 2.1 to 2.7 refer to docs/method.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Decision:
     zero_step : bool
         Whether the rule chose not to move, rather than failing to find a step: d = 0 in 2.7.
     extra_gradients : int
-        Gradients that the rule evaluated, in addition to that of the iteration, and that the paper's count includes.
+        Further gradients that the rule evaluated, beside the one of the iteration, and that the paper's count includes.
     rule_state : mapping or None
         State of the acceptance rule for the next iteration: numbers, and vectors like x. None: unchanged.
     """
@@ -81,7 +81,7 @@ class Subspace(Protocol):
     Attributes
     ----------
     sigma : float
-        σ of the first step in it: that of the state, `here.state.sigma`, unless the model raises it to limit the step
+        σ of the first step in it: `here.state.sigma`, unless the model raises it to limit the step
         norm, or measures it with the units.
     sigma_unconfirmed : bool
         Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
@@ -195,7 +195,7 @@ class Escape(Protocol):
 class SampleSettings(Protocol):
     """How steps on samples are made once batches disagree; `sanc.Minibatch` is one.
 
-    The iteration on samples reads it; that of one objective only asks whether there is one.
+    The iteration on samples reads it; the iteration on one objective only asks whether there is one.
 
     Attributes
     ----------

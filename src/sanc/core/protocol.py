@@ -15,7 +15,7 @@ from sanc.core.units import Units
 class IterationProtocol(Protocol):
     """The members of an iteration that runs use. `Iteration` and `MinibatchIteration` have them.
 
-    `numbers`, `vectors` and `tensors` (those of a metric) are its saved state, which `check` validates and `restore`
+    `numbers`, `vectors` and `tensors` (of a metric) are its saved state, which `check` validates and `restore`
     reads. `replace_numbers` replaces numbers of the state of second-order steps, such as σ and the units, and
     `set_tolerance` the tolerance up to which they minimise the model. `snapshot` and `roll_back` undo an iteration that
     raised. `reset` deletes the vectors of the state. `minibatch/training.py` has the members that only optimisers use.

@@ -59,7 +59,7 @@ def _number_fields(cls: Any) -> list[Field[Any]]:
 
 
 def require_vector_names(where: str, names: Collection[str], cls: Any) -> None:
-    """Raise an error unless all names are those of vectors of a dataclass."""
+    """Raise an error unless all names are names of vectors of a dataclass."""
     vector_names = {item.name for item in fields(cls) if item.default is None}
     for name in names:
         if name not in vector_names:

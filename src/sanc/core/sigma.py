@@ -189,7 +189,7 @@ class SigmaRule:
     def limit_step(
         self, step: AnyStep, sigma: float, solve: Callable[[float], AnyStep], max_norm: float, sigma_lower_bound: float
     ) -> AnyStep:
-        """Return the step of the smallest 2ᵏσ whose norm is at most `max_norm`, or that of the largest σ allowed.
+        """Return the step of the smallest 2ᵏσ whose norm is at most `max_norm`, or the step of the largest σ allowed.
 
         No σ below `sigma_lower_bound` has such a step. The step of cσ has at least 1/c times the norm, so several
         doublings may be made at once.

@@ -513,7 +513,7 @@ def _is_criterion(loss: Any) -> bool:
 
 
 def _rows(batch: Any) -> int:
-    """Return the number of rows of a batch: that of its first tensor with rows."""
+    """Return the number of rows of the first tensor of a batch that has rows."""
     return next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), 1)
 
 

@@ -168,7 +168,7 @@ class CapturedOracle(AutogradOracle):
         return [lanczos.basis(self._krylov_dim), torch.stack(numbers).double()]
 
     def _check_gradient(self) -> None:
-        """Raise an error if value and gradient differ from those of an eager pass over the same batch."""
+        """Raise an error if an eager pass over the same batch has another value or gradient."""
         read, g, *_ = self._gradient_recording.replay()
         value, g = float(read[0]), g.clone()
         unread, eager = self._inner.unread_gradient(self._point)

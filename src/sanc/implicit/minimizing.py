@@ -67,7 +67,7 @@ def argmin(
         The parameters. Every floating-point tensor in it receives gradients; other entries are passed on as they are.
     bounds : optional
         Bounds of x, as in `minimize`, which do not depend on theta. Variables at a bound have the derivative zero.
-        Derivatives, curvature and errors are those of the free variables. Nothing is evaluated outside.
+        Derivatives, curvature and errors refer to the free variables. Nothing is evaluated outside.
     on_singular : {"raise", "warn", "pinv"}
         What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
         bounded away from zero, the Hessian changes strongly within the uncertainty of x, differences of f contradict it

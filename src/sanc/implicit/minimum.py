@@ -105,7 +105,7 @@ class Minimum:
         return v if self._face is None else self._face.compress(v)
 
     def _extend(self, v: Any, base: Tensor) -> Tensor:
-        """Return the vector with these free entries, and those of `base` for variables at a bound."""
+        """Return the vector with these free entries, and the entries of `base` for variables at a bound."""
         full: Any = v if self._face is None or self._face.free_indices is None else self._face.extend(v, base)
         return full  # type: ignore[no-any-return]
 
@@ -262,7 +262,7 @@ class Minimum:
         return self._extend(solution.v, torch.zeros_like(self.x))
 
     def _solve_with(self, operator: Any, u: Any, rtol: float) -> LinearSolution:
-        """Solve a linear system; the error of differenced products is added to that of the solution."""
+        """Solve a linear system; its error includes the error of differenced products."""
         lower, space = self.certificate.lower_bound, self._oracle.space
         solution = solve(
             operator, u, space, self._scaling, lower=lower, rtol=rtol, max_products=self.options.max_products

@@ -264,7 +264,7 @@ def _is_differentiated(tensor: Tensor) -> bool:
 
 
 def _free_gradient_norm(result: Any) -> float:
-    """Return ‖∇f‖ of a result; with bounds that of the free variables."""
+    """Return ‖∇f‖ of a result; with bounds the norm of its free entries."""
     multipliers = result.get("multipliers")
     if multipliers is None:
         return _norm(result.jac)

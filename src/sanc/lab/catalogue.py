@@ -40,8 +40,8 @@ class DataSet:
     """A data set of the catalogue.
 
     `fetch` downloads `files`. `load` accepts the `layouts` in order of preference, and also searches `folders`. The
-    `labels` are those of the files, in the order of the classes. X is a CSR matrix if `sparse`. Each feature is mapped
-    to `interval` unless that is None.
+    `labels` are the labels in the files, in the order of the classes. X is a CSR matrix if `sparse`. Each feature is
+    mapped to `interval` unless that is None.
     """
 
     name: str

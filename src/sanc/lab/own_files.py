@@ -28,7 +28,7 @@ from sanc.lab.datasets import Loaded
 from sanc.lab.readers import DataError
 
 SUFFIXES = (".svm", ".libsvm", ".svmlight", ".txt", ".csv", ".npz")
-"""Suffixes of data files; those of LIBSVM may be followed by .bz2 or .gz."""
+"""Suffixes of data files; .bz2 or .gz may follow the suffixes of LIBSVM."""
 
 LABELS = ("label", "target", "class", "y")
 """Names of the label column in a header."""
@@ -40,7 +40,7 @@ Lines: TypeAlias = list[tuple[int, list[str]]]
 
 
 def is_file(name: str) -> bool:
-    """Return whether a name is that of a data file, and not of a data set of the catalogue."""
+    """Return whether a name belongs to a data file, and not to a data set of the catalogue."""
     return _kind(name) in SUFFIXES
 
 

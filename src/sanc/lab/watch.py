@@ -77,7 +77,7 @@ class StepLog:
         Parameters
         ----------
         loss : float or Tensor, optional
-            The loss of the step, for loops without closures; by default that of the record.
+            The loss of the step, for loops without closures; by default the loss in the record.
         """
         record = self.opt.record
         if record is None:

@@ -23,7 +23,7 @@ from sanc.core.spectrum import cubic
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
 DIFFERENCE_FRACTION = 0.1
-"""Length, relative to the step, of the difference that gives r''(s, s): that of Transtrum and Sethna (2012)."""
+"""Size, relative to the step, of the difference that gives r''(s, s), as in Transtrum and Sethna (2012)."""
 MAX_CORRECTION = 0.75
 """Largest ‖a‖/‖s‖; beyond it the expansion is not reliable, and s is tried alone (Transtrum and Sethna 2012)."""
 _STRAIGHT_RHO = 0.9

@@ -1,6 +1,6 @@
 """The cubic model of the residuals of a network, whose steps follow the curvature of the residuals.
 
-The correction of every step is that of `sanc.leastsquares.accelerated`.
+`sanc.leastsquares.accelerated` describes the correction, which every step has here.
 """
 
 from __future__ import annotations

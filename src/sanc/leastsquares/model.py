@@ -15,12 +15,12 @@ from sanc.leastsquares.accelerated import accelerated
 MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
 FIRST_SIGMA_FACTOR = 1e-12
-"""The initial σ relative to that of `minimize`, with which the first step is that of Gauss and Newton."""
+"""The initial σ relative to that of `minimize`: so small that the first step is a Gauss–Newton step."""
 
 
 @dataclass(frozen=True, slots=True)
 class GaussNewtonRule(SigmaRule):
-    """The rule for σ with which steps are those of Gauss and Newton as long as they succeed.
+    """The rule for σ with which steps are Gauss–Newton steps as long as they succeed.
 
     In ill-conditioned fits a step has components along strong and weak singular vectors. The model error of the strong
     ones determines the cubic coefficient κ along the step, and with that σ the weak ones would hardly move. So after a
@@ -37,7 +37,7 @@ class GaussNewtonRule(SigmaRule):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonSigma(SigmaUpdate):
-    """The rule for σ of least squares; settings are those of `SigmaUpdate`."""
+    """The rule for σ of least squares, with the settings of `SigmaUpdate`."""
 
     rule_class = GaussNewtonRule
 

@@ -96,7 +96,7 @@ class NetworkResiduals:
         return torch.cat([self._rows(term, parameters) for term in self._terms])
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy parameters, such as those of a result, into the network."""
+        """Copy parameters, for example of a result, into the network."""
         self._check(parameters)
         parameters_by_name = dict(self.module.named_parameters())
         with torch.no_grad():
@@ -104,7 +104,7 @@ class NetworkResiduals:
                 parameters_by_name[name].copy_(tensor)
 
     def _check(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raise an error unless the names and shapes are those of the network."""
+        """Raise an error unless the network has parameters of these names and shapes."""
         if not isinstance(parameters, Mapping) or parameters.keys() != self.start.keys():
             raise ArgumentError(
                 f"x0 = {shown(parameters)} has not the names of the network's parameters: pass residuals.start, or a "

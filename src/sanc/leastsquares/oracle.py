@@ -97,7 +97,7 @@ class Evaluation:
         return self.transposed(change if weights is None else weights * change)
 
     def column_norms(self) -> Floats:
-        """Return the column norms of the Jacobian; those of an operator are estimated."""
+        """Return the column norms of the Jacobian; for an operator they are estimated."""
         if self.norms is None:
             jacobian = self.jacobian
             if self.is_dense:
@@ -164,7 +164,7 @@ class ResidualOracle(CallableOracle):
         self._second: tuple[Evaluation, Any] | None = None
         self._matrix: tuple[Evaluation, Any, Floats, float] | None = None
 
-    # Counters are those of the functions of the caller.
+    # The counters count calls of the functions of the caller.
 
     @property
     def meter(self) -> Meter:
@@ -372,7 +372,7 @@ class ResidualOracle(CallableOracle):
         self.variables, self.is_preconditioned = Variables(factor), True
 
     def column_variables(self, evaluation: Evaluation) -> Variables:
-        """Return the variables in which gradient and curvature of a point are tested, whatever those of the run."""
+        """Return the variables in which gradient and curvature of a point are tested; the run may have others."""
         return Variables(self._scale_of(self.final_exponents(evaluation)))
 
     def in_columns(self, z: Any) -> tuple[ResidualOracle, Any]:

@@ -1,6 +1,6 @@
 """Fits of many rows of data at once.
 
-Scales, σ and the test of the gradient are those of `least_squares`. The second-order term is the exact one, and the
+Scales, σ and the test of the gradient are as in `least_squares`. The second-order term is the exact one, and the
 offset test is not made.
 """
 
@@ -30,7 +30,7 @@ _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
 _KEPT_SELECTIONS = 2
-"""Selections of rows whose data are kept: those of a round, and those of them that move."""
+"""Selections of rows whose data are kept: the rows of a round, and the rows that move in it."""
 
 
 class FitProblem(Problem):
@@ -73,7 +73,7 @@ class FitProblem(Problem):
     # Evaluations.
 
     def _data_of(self, ids: Tensor) -> RowData:
-        """Return the data of some rows, which are often those of a call before."""
+        """Return the data of some rows, which are often the same as in a call before."""
         for known, data in self._taken:
             if known is ids:
                 return data
@@ -179,7 +179,7 @@ class FitProblem(Problem):
         rows.last_step_norm = rows.last_step_norm * step_norm_ratio
         rows.best_grad_norm = rows.best_grad_norm * grad_norm_ratio
 
-    # Rules for σ: steps are those of Gauss and Newton as long as they succeed.
+    # Rules for σ: steps are Gauss–Newton steps as long as they succeed.
 
     def first_sigma(self, rows: Rows) -> Tensor:
         return FIRST_SIGMA_FACTOR * rules.first_sigma(rows.unit_cubic)

@@ -52,7 +52,7 @@ class CubicModels:
         self.values, self.c = values.T.contiguous(), c.T.contiguous()
 
     def solve(self, sigma: Tensor, sign: Tensor | None = None) -> CubicSteps:
-        """Minimise the models globally; `sign` is that of the hard case, by default 1."""
+        """Minimise the models globally; in the hard case the step has this `sign`, by default 1."""
         largest = torch.maximum(torch.maximum(-self.values[0], self.values[-1]), sigma.sqrt() * _norm(self.c).sqrt())
         unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
         scale = unit / sigma

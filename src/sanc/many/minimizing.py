@@ -27,7 +27,7 @@ from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 
 TOLERANCES = {dtype: default_tolerance(torch.finfo(dtype).eps) for dtype in (torch.float64, torch.float32)}
-"""Default tolerances: those of `minimize` and `least_squares`."""
+"""Default tolerances, as of `minimize` and `least_squares`."""
 LARGEST_DIM = 512
 """Variables of a row for which Hessians are dense; 512² numbers are 2 MB in float64."""
 

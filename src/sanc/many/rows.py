@@ -39,7 +39,7 @@ class Group:
         return self._mapped(_once(lambda *entries: torch.cat(entries)), *others)
 
     def where(self: AnyGroup, chosen: Tensor, others: AnyGroup) -> AnyGroup:
-        """Return the rows where `chosen` is true, and those of `others` elsewhere."""
+        """Return the rows where `chosen` is true, and the rows of `others` elsewhere."""
         return self._mapped(
             _once(lambda entry, other: entry if entry is other else torch.where(_like(chosen, entry), entry, other)),
             others,
@@ -198,7 +198,7 @@ class Rows(Group):
     free : Tensor or None
         The variables that the step may change; None if there are no bounds.
     scale : Tensor
-        Units of the variables: norms, gradients and steps of the rules are those of x/scale.
+        Units of the variables: norms, gradients and steps of the rules refer to x/scale.
     sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
         As in `sanc.core.point`.
     sigma_unconfirmed : Tensor

@@ -283,7 +283,7 @@ class MinibatchIteration:
         return self._return_to_safe_point(x, oracle, record)
 
     def _set_up_preconditioner(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Create the preconditioner: that of a resumed run, or one initialised by a first gradient.
+        """Create the preconditioner, restored from a saved state or initialised by a first gradient.
 
         In a resumed run a first gradient initialises the parts of parameters that have joined. If a gradient is not
         finite, return the point and the record of this iteration; otherwise None.
@@ -564,7 +564,7 @@ class MinibatchIteration:
     ) -> None:
         """Raise an error unless the arguments are what `numbers()`, `vectors()` (their names) and `tensors()` return.
 
-        `shapes` are those of the parameters; without them the metric is not checked.
+        `shapes` are the shapes of the parameters; without them the metric is not checked.
         """
         saving.check_state(where, numbers, vectors, has_metric=any(tensors))
         self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())

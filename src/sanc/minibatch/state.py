@@ -18,7 +18,7 @@ class State:
     """The state of the iteration without the preconditioner: numbers and vectors.
 
     Each field has its meaning as a comment behind it. Vectors are never changed in place, and only the iteration writes
-    a state. A number that is not known yet is NaN. The other metadata of fields are those of `sanc.core.saved`.
+    a state. A number that is not known yet is NaN. `sanc.core.saved` describes the other metadata of fields.
     """
 
     # Both phases.
@@ -43,7 +43,7 @@ class State:
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
     width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
-    # Gradient norms in units of `gradient_unit`; the last three are those of the first steps.
+    # Gradient norms in units of `gradient_unit`; the last three belong to the first steps.
     grad_norm_mean_square: float = field(default=1.0, metadata=_RESET_ON_RESTART)
     largest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
     smallest_grad_norm: float = field(

@@ -125,7 +125,7 @@ def changes_by_restart() -> dict[str, Any]:
 
 
 def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
-    """Return the fields of the state that follow from the loss at x; `lower_bound` is that of the settings."""
+    """Return the fields of the state that follow from the loss at x and the `lower_bound` of the settings."""
     loss_mean = watch.updated_loss_mean(state, value)
     is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
     changes = loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})

@@ -64,7 +64,7 @@ def compare_batches(state: State, x: Vector, value: float, noise: float, eps: fl
 
 
 class LossMean(NamedTuple):
-    """The running mean of the loss; the fields are those of `State`."""
+    """The running mean of the loss, as fields of `State`."""
 
     loss_count: int
     loss_mean: float

@@ -148,7 +148,7 @@ def minimize(
         in each row, as in SciPy. For two variables a pair of arrays or tensors is ambiguous and an error: pass
         ``Bounds(lower, upper)``. Nothing is evaluated outside, also not by differences. An `x0` outside is projected
         with a warning, but a fixed variable has to start at its value. The run ends at a second-order point of the
-        bound-constrained problem: `tol` and the certificate are those of the free variables.
+        bound-constrained problem: `tol` and the certificate refer to the free variables.
     constraints : optional
         Constraints other than bounds are an error.
     tol : float, optional
@@ -204,7 +204,7 @@ def minimize(
         A symmetric positive definite preconditioner M, an approximation of the inverse Hessian as in
         `scipy.sparse.linalg.cg`: a matrix, its diagonal, or the product ``precond(v)`` with flat vectors. The steps are
         those of f(Ly) with M = LLᵀ, so that Krylov space, step norm and escape are in the norm √(xᵀM⁻¹x). `tol` and the
-        certificate are those of f. Operators and callables are formed as matrices, for 2,000 variables at most. It
+        certificate refer to f. Operators and callables are formed as matrices, for 2,000 variables at most. It
         cannot be used with bounds, samples, `resume` and `process_group`.
     **settings
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
@@ -216,7 +216,7 @@ def minimize(
         A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
         message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
         products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
-        ended before the test for negative curvature. The counts do not include those of the certificate. With bounds
+        ended before the test for negative curvature. The counts do not include the certificate. With bounds
         it also has active (−1 at the lower bound, 1 at the upper one, otherwise 0), multipliers (the gradient at active
         bounds, otherwise 0) and weakly_active (whether a variable at a bound has a multiplier of 0 up to `tol`).
 

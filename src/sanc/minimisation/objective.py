@@ -135,7 +135,7 @@ def _unflattener(start: Any) -> Unflatten:
 def _check_sum_arguments(
     fun: FiniteSum, start: Any, name: str, args: tuple[Any, ...], derivatives: Mapping[str, Any]
 ) -> None:
-    """Raise an error for arguments that do not fit a finite sum; `name` is that of the starting point."""
+    """Raise an error for arguments that do not fit a finite sum; the starting point has this `name`."""
     require_sum(fun)
     _check_fit(fun, fun.dim, start, name, args, derivatives)
 

@@ -45,7 +45,7 @@ class Result(OptimizeResult):  # type: ignore[misc]
     nit : int
         Number of iterations.
     nfev, njev, nhev : int
-        Numbers of values, gradients and Hessian products, without those of the certificate.
+        Numbers of values, gradients and Hessian products, without the certificate.
     history : list of Record
         The records of all iterations.
     calls : Calls

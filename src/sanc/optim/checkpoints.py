@@ -38,7 +38,7 @@ def write_states(driver: Driver, states: MutableMapping[Tensor, dict[str, Any]])
     for p, tensors in zip(driver.last_leaves.tensors, driver.iteration.tensors(), strict=False):
         states[p]["metric"] = dict(tensors)
     if driver.last_leaves.is_low_precision:
-        # Values that were changed after the last step are those of the model that is saved.
+        # The saved model has the values that were changed after the last step.
         for p, part in zip(driver.last_leaves.tensors, driver.last_leaves.pack(driver.last_leaves.read()), strict=True):
             states[p]["master"] = part
 

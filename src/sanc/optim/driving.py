@@ -145,7 +145,7 @@ class Driver:
     def step(self, closures: tuple[Any, Any, Any], leaves: Leaves, parameters: Sequence[Tensor]) -> Tensor:
         """Make an iteration on the samples of gradient, Hessian and objective, and return the loss.
 
-        `closures` are those of the three samples; None for the second or third is the first. `parameters` are those of
+        `closures` belong to the three samples; None for the second or third means the first. `parameters` are those of
         all groups, also the frozen ones.
         """
         if self.without_closures:
@@ -222,7 +222,7 @@ class Driver:
                 check_callable(name, closure)
             seed = derive_seed(self.iteration.state.seed, self.iteration.state.iteration, role, *self.mode.rank_key)
             if isinstance(closure, Batch):
-                # The weight of the batch among those of all ranks.
+                # The weight of the batch among the batches of all ranks.
                 terms = closure.terms() if self.mode.is_distributed else None
                 samples.append(Sample(name, closure.parts(self.microbatch), len(closure), seed, terms))
             elif self.microbatch is not None:

@@ -46,7 +46,7 @@ _OF_MINIMIZE = {
 }
 """Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
-"""An `lr` below this was probably meant as a step size: those of Adam and SGD are at most 0.1, schedules start at 1."""
+"""An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
 _LONGEST_WARM_UP = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
@@ -300,7 +300,7 @@ class CubicOptimizer(Optimizer):
     def _without_products(self, method: Method, leaves: Leaves, options: Mapping[str, Any]) -> Method:
         """Return the method for these leaves: with parameters of low precision it uses no Hessian products.
 
-        The rounding of the parameters exceeds a second-order step, and that of the loss its decrease.
+        Rounding the parameters changes them by more than a second-order step, and the loss by more than its decrease.
         """
         if not leaves.is_low_precision:
             return method
@@ -382,7 +382,7 @@ class CubicOptimizer(Optimizer):
 
     @uninterrupted
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a saved state; the next step is bit for bit that of the saved run.
+        """Restore a saved state; the next step equals the next step of the saved run bit for bit.
 
         All entries are checked first: after an error the optimiser is as before the call.
         """

@@ -236,7 +236,7 @@ class ShardedPreconditioner(Preconditioner):
 
 
 def _cost(shape: Sequence[int]) -> float:
-    """Return the cost of a parameter: that of eigenproblems and products with both eigenbases grows as n³."""
+    """Return the cost of a parameter: eigenproblems and products with both eigenbases grow as n³."""
     rows = shape[0] if len(shape) > 1 else 1
     return float(rows**3 + (math.prod(shape) // max(rows, 1)) ** 3)
 

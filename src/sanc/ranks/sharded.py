@@ -51,7 +51,7 @@ def row_range(rows: int, rank: int, size: int) -> tuple[int, int]:
 
 
 class ShardedSpace(Space):
-    """Vectors of which each rank holds a part; inner products and norms are those of the whole vectors."""
+    """Vectors of which each rank holds a part; inner products and norms refer to the whole vectors."""
 
     def __init__(self, leaves: ShardedLeaves) -> None:
         super().__init__(sum(p.numel() for p in leaves.tensors), leaves.dtype, leaves.device)

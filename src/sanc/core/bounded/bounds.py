@@ -114,7 +114,7 @@ class FaceOracle(WrappedOracle):
     point : vector
         All variables.
     free_indices : Tensor or None
-        Indices of the free variables; None: all are free, and vectors are those of `inner`.
+        Indices of the free variables; None: all are free, and `inner` has the same vectors.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class FaceOracle(WrappedOracle):
         return self.extend(x, self.point)
 
     def extend(self, v: Vector, base: Vector) -> Vector:
-        """Return a new vector with the entries of v, and those of `base` where variables are held."""
+        """Return a new vector with the entries of v, and the entries of `base` where variables are held."""
         tensor = self.inner.space.tensor(base).clone()
         tensor[self.free_indices] = self.space.tensor(v)
         return self.inner.space.vector(tensor)
@@ -246,7 +246,7 @@ class _FaceOperator(Operator):
         return free
 
     def error(self, v: Vector, product: Vector) -> float:
-        """Estimate the error of the product; that of the whole space bounds it."""
+        """Estimate the error of the product, by the error in the whole space."""
         full = self._full_products.get(v, self._multiply)
         return self.inner.error(self.face.extend(v, self._zeros), full)
 

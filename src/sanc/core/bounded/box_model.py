@@ -58,7 +58,7 @@ class BoxStep(CubicStep):
     point : vector
         The trial point.
     truncated : bool
-        Whether bounds changed the step of the model; norm and decrease are then those of the truncated step.
+        Whether bounds changed the step of the model; norm and decrease then belong to the truncated step.
     """
 
     point: Any = None
@@ -126,7 +126,7 @@ class BoundedSubspace:
 
     @cached_property
     def _quadratic(self) -> _Quadratic | _Products:
-        """The quadratic model: that of the Krylov space, or products of the Hessian if no basis is known."""
+        """The quadratic model in the Krylov space, or by products of the Hessian if no basis is known."""
         if not isinstance(self.inner, KrylovSubspace) or self.inner.spectrum is None:
             return _Products(self.here)
         return _Quadratic.from_krylov(self.here, self.inner)

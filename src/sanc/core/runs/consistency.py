@@ -276,7 +276,7 @@ def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
 def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed: int = 0) -> float:
     """Return the largest of three ‖H(au + bv) − aHu − bHv‖ with random unit vectors u, v and au + bv.
 
-    Products that are exact to roundoff are linear to roundoff, also those of a wrong or asymmetric Hessian.
+    Products that are exact to roundoff are linear to roundoff, even with a wrong or asymmetric Hessian.
     """
     largest = 0.0
     for k in range(3):

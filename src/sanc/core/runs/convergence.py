@@ -126,7 +126,7 @@ def stall_ending(run: Run) -> Ending:
 
 
 def _roundoff_ending(run: Run) -> Ending:
-    """Return the ending of a stalled run whose gradient may be within its rounding error, or that of differences.
+    """Return the ending of a stalled run whose gradient may be below its rounding error, or the error of differences.
 
     The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
     an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations

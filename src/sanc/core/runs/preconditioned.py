@@ -1,7 +1,7 @@
 """A run in the norm of a preconditioner M = LLᵀ: the variables are y with x = Ly.
 
 Krylov space, cubic model, step norm and escape are those of f(Ly), so that lengths are √(xᵀM⁻¹x). Tolerances and the
-certificate are those of f in the variables x.
+certificate refer to f in the variables x.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _PreconditionedOperator(Operator):
         return self.oracle.multiply_transposed(self.inner.gradient())
 
     def error(self, v: Vector, product: Vector) -> float:
-        """Estimate the error of the product; ‖L‖ bounds its ratio to that of H."""
+        """Estimate the error of the product, at most ‖L‖ times the error of the product with H."""
         return self.inner.error(*self._products.get(v, self._multiply)) * self.oracle.lower_factor.largest
 
     def release(self) -> None:

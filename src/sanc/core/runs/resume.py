@@ -57,7 +57,7 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> None:
 
 
 def _check_oracle_state(run: Run, saved: Any) -> tuple[dict[str, Any], int]:
-    """Raise an error unless saved numbers are those of this oracle; return them, and the exponent that scales f."""
+    """Raise an error unless saved numbers belong to this oracle; return them, and the exponent that scales f."""
     names, numbers = run.oracle.numbers().keys(), require_mapping("resume['oracle']", saved)
     if set(numbers) - {"exponent"} != set(names):
         raise state_error("resume['oracle']", sorted(map(str, numbers)), f"{sorted(names)}")

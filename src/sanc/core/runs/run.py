@@ -61,7 +61,7 @@ class Run:
     ----------
     oracle, iteration, limits, x, seed
         The objective, possibly scaled; the iteration with its state; the limits, scaled alike; the current point; and
-        the seed of probes. With bounds, objective and point are those of the free variables.
+        the seed of probes. With bounds, objective and point have the free variables alone.
     box : Box or None
         The bounds; None: there are none.
     history : list of Record
@@ -77,7 +77,7 @@ class Run:
     first_value : float
         f at the start.
     cause : str
-        A sentence about the ending, in addition to that of its status.
+        A sentence about the ending, in addition to the sentence of its status.
     initial_units : Units
         Units of a first point that is stationary. Those of the iteration replace them.
     gradient_rounding : float

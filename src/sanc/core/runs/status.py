@@ -56,7 +56,7 @@ class Ending:
     status : Status or None
         How the run ends; None if it continues.
     cause : str
-        A sentence about the ending, in addition to that of its status.
+        A sentence about the ending, in addition to the sentence of its status.
     direction : vector or None
         A direction of negative curvature, along which the next iteration leaves a stationary point.
     certificate : Certificate or None

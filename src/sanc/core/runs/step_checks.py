@@ -70,7 +70,7 @@ class StepMonitor:
     noise_checked: bool = False
 
     def ending_after(self, oracle: Oracle, step: MadeStep, length_scale: float, needs_products: bool) -> Ending:
-        """Return the ending that a step of an exact objective causes; `length_scale` is that of the run."""
+        """Return the ending that a step of an exact objective causes."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE
         cause = self._gradient_cause(oracle, step, length_scale)

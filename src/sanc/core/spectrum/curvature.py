@@ -1,6 +1,6 @@
 """Curvature at a point from a random start: the certificate, both ends of the spectrum, and quadrature.
 
-The bounds on eigenvalues are those of `sanc.core.spectrum.eigenvalue_bounds`.
+`sanc.core.spectrum.eigenvalue_bounds` has the bounds on eigenvalues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Certificate:
     residual : float
         ‖Hv − λv‖ of the Ritz pair: some eigenvalue lies that close to `lambda_min`. 0 if the Krylov space is invariant.
     asymmetry : float
-        Observed distance of the products from those of a symmetric matrix.
+        Observed distance of the products from products with a symmetric matrix.
     confidence : float
         The probability, of this certificate alone; 1 if the Krylov space is the whole space. At least one of m
         certificates fails with probability at most m (1 − confidence).

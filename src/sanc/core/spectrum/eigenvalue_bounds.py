@@ -241,7 +241,7 @@ def bound_curvature(
 ) -> CurvatureBound:
     """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
 
-    If `negated`, they are those of −B. If `sharp`, they use that the Lanczos vectors are orthonormal.
+    If `negated`, they are bounds of −B. If `sharp`, they use that the Lanczos vectors are orthonormal.
     """
     krylov, dim = process.krylov, process.space.dim
     spectrum = cubic.compute_spectrum(*krylov.tridiagonal())

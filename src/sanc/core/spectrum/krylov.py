@@ -373,7 +373,7 @@ class Krylov:
     def shifted_norms(self, shift: float) -> tuple[float, float]:
         """Return ‖u‖ and β_j |u_j| for (T + shift·I) u = −‖start‖ e₁ from the pivots; NaN if not all are positive.
 
-        These are ‖s‖ and ‖∇m(s)‖ if `shift` is the μ of the cubic model's minimiser, and those of Newton's step for 0.
+        These are ‖s‖ and ‖∇m(s)‖ of the cubic model's minimiser s if `shift` is its μ, and of Newton's step for 0.
         As in conjugate gradients, Qu is the sum of ζ_j w_j with w_j = q_j − l_j w_{j−1}, where the l_j are the entries
         of L in LDLᵀ. The signs of the ζ_j alternate, so that no term of the sum for ‖u‖² is negative.
         """
