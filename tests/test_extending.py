@@ -708,6 +708,156 @@ def test_a_setting_of_our_metric_beside_one_of_the_caller_names_the_metric():
         sanc.method_for(metric=PlainMetric(), memory=0.9)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemembersPoint(sanc.RatioTest):
+    """Saves the last trial point and a count."""
+
+    def __call__(self, here, subspace, step, trial, trials):
+        decision = super().__call__(here, subspace, step, trial, trials)
+        count = here.state.rule_state.get("count", 0.0)
+        return replace(decision, rule_state={"last": trial, "count": count + 1.0})
+
+
+@pytest.mark.parametrize("options", [{}, {"minibatch": None}, {"preset": "paper"}], ids=repr)
+def test_vectors_of_a_rule_are_saved_by_optimisers(options, tmp_path):
+    def build():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+        opt = sanc.SANC(model.parameters(), acceptance=RemembersPoint(), seed=0, **options)
+        return model, opt, lambda: (model(x)[:, 0] - x.prod(1)).square().mean()
+
+    x = torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model, opt, loss = build()
+    for _ in range(4):
+        opt.step(loss)
+    saved = opt._driver.iteration.vectors()
+    torch.save((model.state_dict(), opt.state_dict()), tmp_path / "state.pt")
+    again, resumed, _ = build()
+    for part, state in zip((again, resumed), torch.load(tmp_path / "state.pt", weights_only=True), strict=True):
+        part.load_state_dict(state)
+    restored = resumed._driver.iteration.vectors()
+    assert saved.keys() == restored.keys() and any(name.endswith("last") for name in saved)
+    assert all(torch.equal(saved[name], restored[name]) for name in saved)
+
+
+def test_vectors_of_a_rule_are_saved_by_runs_on_samples(pieces):
+    X = np.random.default_rng(0).standard_normal((80, 3))
+    problem, states, seen = pieces.Cauchy(X, X @ np.ones(3)), [], []
+    given = {"acceptance": RemembersPoint(), "batch_size": 80, "seed": 0, "max_iter": 6}
+
+    def keep(intermediate_result):
+        states.append(intermediate_result.state)
+        seen.append(intermediate_result.x)
+
+    whole = sanc.minimize(problem, np.zeros(3), callback=keep, **given)
+    assert any(name.endswith("last") for name in states[2]["vectors"])
+    assert np.array_equal(sanc.minimize(problem, np.zeros(3), resume=states[2], **given).x, whole.x)
+
+
+class BadDirection(sanc.Diagonal):
+    """A metric whose direction becomes `value` after some steps."""
+
+    def create(self, shapes, like, reduce=None):
+        inner = super().create(shapes, like, reduce)
+        plain, calls = inner.update, []
+        inner.update = lambda g, weight: calls.append(0) or plain(g, weight) * (math.nan if len(calls) > 30 else 1.0)
+        return inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadSize(sanc.StepScale):
+    text: str = "nan"
+
+    def size(self, state):
+        return 0.01 if state.steps < 30 else float(self.text)
+
+
+BadDirection.__module__ = "elsewhere"
+
+
+@pytest.mark.parametrize("style", ["closures", "gradients"])
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"metric": BadDirection()}, "direction that is not finite"),
+     *(({"step_scale": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1"))],
+)  # fmt: skip
+def test_pieces_of_averaged_steps_that_return_no_usable_number_leave_the_parameters(options, match, style):
+    weights = torch.nn.Parameter(torch.ones(3, 2))
+    opt = sanc.SANC([weights], curvature=False, seed=0, **options)
+    seen = []
+
+    def train():
+        for batch in torch.randn(60, 4, 3, generator=torch.Generator().manual_seed(0)):
+            seen[:] = weights.detach().clone(), opt._driver.iteration.state.steps
+            opt.zero_grad()
+            loss = (batch @ weights).square().mean()
+            if style == "gradients":
+                loss.backward()
+            opt.step(*([] if style == "gradients" else [lambda batch=batch: (batch @ weights).square().mean()]))
+
+    with pytest.raises(sanc.ArgumentError, match=match):
+        train()
+    before, state = seen
+    assert torch.equal(weights, before) and state >= 29 and opt._driver.iteration.state.steps == state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jumps(sanc.RatioTest):
+    def __call__(self, here, subspace, step, trial, trials):
+        decision = super().__call__(here, subspace, step, trial, trials)
+        return decision if decision.point is None else replace(decision, point=trial + 10.0)
+
+
+def test_a_rule_that_leaves_the_bounds_is_named():
+    f = lambda x: ((x - 0.5) ** 4).sum()
+    with pytest.raises(sanc.ArgumentError, match=r"acceptance = Jumps.* a point outside the bounds"):
+        sanc.minimize(f, torch.zeros(2, dtype=torch.float64), bounds=[(-1, 1)] * 2, acceptance=Jumps())
+
+
+@dataclass(frozen=True)
+class ReadsValues:
+    """A metric that reads a number from the device in `create`."""
+
+    memory: float = 0.9
+    refresh: int = 10
+
+    def couples(self, shape):
+        return False
+
+    def create(self, shapes, like, reduce=None):
+        like.new_ones(1).item()
+        return sanc.Diagonal().create(shapes, like, reduce)
+
+
+def test_a_metric_that_reads_values_when_it_is_created_is_named():
+    weights = torch.nn.Parameter(torch.ones(3))
+    opt = sanc.SANC([weights], metric=ReadsValues(), curvature=False)
+    opt.step(lambda: weights.square().sum())
+    with pytest.raises(sanc.ArgumentError, match=r'metric = ReadsValues.* its create\(\) failed on the device "meta"'):
+        opt.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize(("numbers", "match"), [({"refresh": 0}, "refresh = 0"), ({"memory": 2.0}, "memory = 2.0")])
+def test_numbers_of_a_metric_are_checked(numbers, match):
+    with pytest.raises(sanc.ArgumentError, match=f"{match} cannot be used: give the metric"):
+        sanc.method_for(metric=ReadsValues(**numbers))
+
+
+@pytest.mark.parametrize(("method", "proposes"), [("ncd", False), ("sgd", False), ("sanc", True)])
+def test_escape_rules_receive_whether_the_model_proposes_steps(method, proposes):
+    seen = []
+
+    class Watches(sanc.GradientStep):
+        def __call__(self, here, subspace, sigma, *, model_proposes):
+            seen.append(model_proposes)
+            return super().__call__(here, subspace, sigma, model_proposes=model_proposes)
+
+    reject = {"acceptance": lambda here, *_: sanc.Decision(here.state.sigma)} if proposes else {}
+    x0 = torch.ones(2, dtype=torch.float64)
+    sanc.minimize(lambda x: x.square().sum(), x0, method=method, escape=Watches(), max_iter=3, **reject)
+    assert seen and set(seen) == {proposes}
+
+
 @pytest.mark.parametrize("metric", [sanc.Kronecker, object(), 3, "shampoo"])
 def test_what_is_no_metric_is_rejected(metric):
     with pytest.raises(sanc.SancError, match="metric = "):

@@ -4,6 +4,19 @@ from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import Trial, Verdict, classify, ratio
+from sanc.core.settings import (
+    ABOVE_ONE,
+    AT_LEAST_ONE,
+    BELOW_INFINITY,
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Piece,
+    Range,
+    setting,
+)
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import NumpySpace, Space
 from sanc.core.spectrum.cubic import CubicStep, Spectrum
@@ -14,6 +27,14 @@ from sanc.minibatch.metrics.base import RankReduction
 from sanc.minibatch.state import State as MinibatchState
 
 __all__ = [
+    "ABOVE_ONE",
+    "AT_LEAST_ONE",
+    "BELOW_INFINITY",
+    "BELOW_ONE",
+    "COUNT",
+    "FRACTION",
+    "NOT_NEGATIVE",
+    "POSITIVE",
     "Acceptance",
     "CubicStep",
     "Escape",
@@ -25,6 +46,8 @@ __all__ = [
     "NumpySpace",
     "Operator",
     "Oracle",
+    "Piece",
+    "Range",
     "RankReduction",
     "SigmaRule",
     "SigmaSettings",
@@ -36,5 +59,6 @@ __all__ = [
     "Verdict",
     "classify",
     "ratio",
+    "setting",
     "solve_cubic",
 ]

@@ -10,8 +10,10 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 
 import sanc
+from sanc.core.runs.preconditioned import Factor, PreconditionedOracle
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.leastsquares.networks import NetworkResiduals
+from sanc.minimisation.objective import build_oracle
 
 RNG = np.random.default_rng(0)
 SCALES = np.array([1.0, 2.0, 4.0, 0.5])
@@ -88,6 +90,28 @@ def test_a_diagonal_saves_products_on_a_badly_scaled_quadratic():
     plain, res = run(), run(precond=1.0 / diagonal)
     assert res.success and np.allclose(res.x, np.linalg.solve(hess, np.ones(60)), atol=1e-8)
     assert res.nhev < 0.2 * plain.nhev
+
+
+@pytest.mark.parametrize("form", ["diagonal", "matrix"])
+def test_truncation_errors_of_differences_are_those_of_the_new_variables(form):
+    """Each entry bounds the error of Lᵀ∇f, and with the identity the run is that without a preconditioner."""
+    rng = np.random.default_rng(3)
+    matrix = np.diag(rng.uniform(0.5, 2.0, 4)) if form == "diagonal" else rng.standard_normal((4, 4))
+    matrix = matrix @ matrix.T + np.eye(4) * (form == "matrix")
+    weights = 10.0 ** np.arange(4)
+    f = lambda x: float(np.exp(x @ (weights * x) * 1e-3) + x.sum())
+    oracle, *_ = build_oracle(f, np.ones(4), jac="2-point", hess=None, hessp=None, args=())
+    lower = np.linalg.cholesky(matrix)
+    singular = np.linalg.svd(lower, compute_uv=False)
+    factor = Factor(torch.from_numpy(np.diag(lower) if form == "diagonal" else lower), singular[-1], singular[0])
+    wrapped = PreconditionedOracle(oracle, factor)
+    y = np.linalg.solve(lower, np.full(4, 0.3))
+    x = lower @ y
+    wrapped.gradient(y), oracle.gradient(x)
+    exact = 2e-3 * np.exp(x @ (weights * x) * 1e-3) * weights * x + 1.0
+    bounds = np.asarray(wrapped.truncation_error(y))
+    assert np.all(np.abs(lower.T @ exact - np.asarray(wrapped.gradient(y)[1])) <= 3 * bounds + 1e-6)
+    assert np.allclose(bounds, np.abs(lower).T @ np.asarray(oracle.truncation_error(wrapped.original(y))))
 
 
 def test_a_saddle_is_left_in_the_norm_of_the_preconditioner():

@@ -429,6 +429,11 @@ def _completed(here: Point, name: str, rule: object, decision: object, branch: B
             f"{name} = {shown(rule)} cannot be used, since it returned point = {shown(decision.point)}: return "
             f"{_like_x(here)}."
         )
+    if not here.oracle.is_inside(decision.point):
+        raise ArgumentError(
+            f"{name} = {shown(rule)} cannot be used, since it returned a point outside the bounds: form it with "
+            "here.oracle.move(x, d), which projects x + d."
+        )
     if decision.branch is not Branch.STAYED and decision.step_norm > 0.0:
         return decision
     return replace(

@@ -36,7 +36,10 @@ def setting(default: Any, allowed: Range) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A frozen dataclass of settings that are checked; the pieces of `sanc` derive from it, others need not."""
+    """A frozen dataclass whose fields are checked: numbers by type and range, booleans, and choices of a `Literal`.
+
+    The pieces of `sanc` derive from it; those of a caller need not.
+    """
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -47,6 +50,11 @@ class Piece:
     def without_effect(self) -> Mapping[str, str]:
         """Return the settings that have no effect beside the others of this piece, each with the remedy."""
         return {}
+
+
+def is_of_caller(piece: object) -> bool:
+    """Whether the class of a piece is not of this package."""
+    return not type(piece).__module__.startswith("sanc.")
 
 
 @cache
@@ -69,8 +77,9 @@ def _check(name: str, value: Any, hint: Any, allowed: Range | None) -> None:
             raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: {remedy}.")
     elif hint is bool:
         require(isinstance(value, bool), name, value, "pass True or False")
-    elif allowed is not None and not (optional and value is None):
+    elif {int, float}.intersection((hint, *alternatives)) and not (optional and value is None):
         is_integer = hint is int or int in alternatives
         number_type, remedy = (Integral, "pass an integer") if is_integer else (Real, "pass a number")
         require(is_number(value, number_type), name, value, remedy)
-        require(allowed.contains(value), name, value, allowed.remedy + (", or None" if optional else ""))
+        if allowed is not None:
+            require(allowed.contains(value), name, value, allowed.remedy + (", or None" if optional else ""))

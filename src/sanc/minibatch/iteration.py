@@ -29,6 +29,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
+from sanc.core.settings import is_of_caller
 from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.minibatch import joining, saving, scale, updates, watch
@@ -41,6 +42,7 @@ from sanc.minibatch.metrics.base import (
     check_saved,
     due_parts,
     refresh_parts,
+    require_finite_direction,
 )
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import State
@@ -350,6 +352,7 @@ class MinibatchIteration:
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
+        require_finite_direction(self.settings.metric, results.dual_norm_square)
         outcome = self._return_if_first_batches_were_outliers(x, oracle, results)
         if outcome is not None:
             return outcome
@@ -371,10 +374,11 @@ class MinibatchIteration:
         """Whether the next point does not depend on the results of the step.
 
         It does with losses, from which the iteration may return to an earlier point, in the first steps, and while the
-        caller projects x.
+        caller projects x. A metric of the caller may return a direction that is not finite.
         """
         is_projected = self._state.projection_countdown > 0 or self._state.last_written_x is not None
-        return not oracle.has_values and self._state.steps > watch.RELIABLE_MEAN_STEPS and not is_projected
+        is_early = self._state.steps <= watch.RELIABLE_MEAN_STEPS
+        return not (oracle.has_values or is_early or is_projected or is_of_caller(self.settings.metric))
 
     def _read_last_step(self) -> None:
         """Read the results of the last step if they were not read yet, and update the state.
@@ -547,8 +551,8 @@ class MinibatchIteration:
         return numbers_of(self.state) | {"second_order": self.second_order.numbers()}
 
     def vectors(self) -> dict[str, Any]:
-        """Return the vectors of the state."""
-        return vectors_of(self.state)
+        """Return the vectors of the state, and of the state of second-order steps."""
+        return vectors_of(self.state) | saving.prefixed(self.second_order.vectors())
 
     def tensors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the tensors of the preconditioner, by parameter; none before the first averaged step."""
@@ -566,8 +570,9 @@ class MinibatchIteration:
 
         `shapes` are the shapes of the parameters; without them the metric is not checked.
         """
-        saving.check_state(where, numbers, vectors, has_metric=any(tensors))
-        self.second_order.check(f"{where}['second_order']", numbers["second_order"], ())
+        second_order, others = saving.split(dict.fromkeys(vectors))
+        saving.check_state(where, numbers, others, has_metric=any(tensors))
+        self.second_order.check(f"{where}['second_order']", numbers["second_order"], second_order)
         if shapes is not None:
             check_saved(f"{where}, the metric", self.settings.metric, shapes, tensors if any(tensors) else ())
 
@@ -576,8 +581,9 @@ class MinibatchIteration:
     ) -> None:
         """Continue from what `numbers`, `vectors` and `tensors` returned."""
         state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
-        self.state, self._unread, self._late_record = State(**state_numbers, **vectors), None, None
-        self.second_order.restore(numbers["second_order"], {})
+        second_order, others = saving.split(vectors)
+        self.state, self._unread, self._late_record = State(**state_numbers, **others), None, None
+        self.second_order.restore(numbers["second_order"], second_order)
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
 
     def set_tolerance(self, tol: float) -> None:

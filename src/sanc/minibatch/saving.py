@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sanc.core.saved import require_fields, require_vector_names, state_error
@@ -12,6 +12,22 @@ from sanc.minibatch.state import INITIAL_DISTANCE, State
 
 _FOR_DISTANCE = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
+
+
+_PREFIX = "second_order."
+"""Prefix of the names of vectors in the state of second-order steps."""
+
+
+def prefixed(vectors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vectors of second-order steps by the names that they have in a saved state."""
+    return {_PREFIX + name: vector for name, vector in vectors.items()}
+
+
+def split(vectors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the vectors of second-order steps, by their names there, and the other vectors."""
+    items = vectors.items()
+    second_order = {name.removeprefix(_PREFIX): vector for name, vector in items if name.startswith(_PREFIX)}
+    return second_order, {name: vector for name, vector in items if not name.startswith(_PREFIX)}
 
 
 def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metric: bool) -> None:

@@ -6,10 +6,11 @@ Those of the step size are in `scale.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from sanc.core.pieces import required_members
 from sanc.core.settings import BELOW_ONE, NOT_NEGATIVE, Piece, setting
-from sanc.errors import ArgumentTypeError, one_of, shown
+from sanc.errors import ArgumentTypeError, is_number, one_of, require, shown
 from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.metrics.diagonal import Diagonal
 from sanc.minibatch.metrics.identity import Identity
@@ -73,3 +74,6 @@ class Minibatch(Piece):
                 f"metric = {shown(self.metric)} cannot be used: {why}. Pass one of {', '.join(map(repr, METRICS))}, or "
                 "an object like sanc.Kronecker()."
             )
+        memory, refresh = self.metric.memory, self.metric.refresh
+        require(is_number(memory) and 0 <= memory < 1, "memory", memory, "give the metric a number in [0, 1)")
+        require(is_number(refresh, Integral) and refresh >= 1, "refresh", refresh, "give the metric an integer ≥ 1")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
+from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
 from sanc.minibatch.scale import StepScale
@@ -52,11 +53,22 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
         full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * settings.step_scale.size(state),
+        eta=rate * _checked_size(settings.step_scale, state),
         average_weight=average_weight if settings.average.averaging else 1.0,
         distance_weight=scale.distance_weight(state),
         lower_bound=_lower_bound(state, settings.step_scale) if has_values else -math.inf,
     )
+
+
+def _checked_size(step_scale: StepScale, state: State) -> float:
+    """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
+    size = step_scale.size(state)
+    if not (is_number(size) and 0.0 <= size < math.inf):
+        raise ArgumentError(
+            f"step_scale = {shown(step_scale)} cannot be used: size() returned {shown(size)}. Return a finite number "
+            "≥ 0."
+        )
+    return size
 
 
 def _lower_bound(state: State, step: StepScale) -> float:

@@ -207,8 +207,8 @@ def minimize(
         certificate refer to f. Operators and callables are formed as matrices, for 2,000 variables at most. It
         cannot be used with bounds, samples, `resume` and `process_group`.
     **settings
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step`, `average`) and their settings
-        by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_scale`, `average`) and their
+        settings by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
 
     Returns
     -------

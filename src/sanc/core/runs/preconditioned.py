@@ -44,6 +44,10 @@ class Factor:
         """Return Lᵀv."""
         return self.matrix * v if self.matrix.ndim == 1 else self.matrix.T @ v
 
+    def bound(self, errors: Tensor) -> Tensor:
+        """Return bounds of the entries of Lᵀe, given those of the entries of e."""
+        return self.matrix.abs() * errors if self.matrix.ndim == 1 else self.matrix.abs().T @ errors
+
     def solve(self, v: Tensor) -> Tensor:
         """Return L⁻¹v."""
         if self.matrix.ndim == 1:
@@ -92,6 +96,10 @@ class PreconditionedOracle(WrappedOracle):
 
     def gradient_error(self, x: Vector) -> float:
         return self.inner.gradient_error(self.original(x))
+
+    def truncation_error(self, x: Vector) -> Vector | None:
+        errors = self.inner.truncation_error(self.original(x))
+        return None if errors is None else self.space.vector(self.lower_factor.bound(self.space.tensor(errors)))
 
     def hessian(self, x: Vector) -> Operator:
         return _PreconditionedOperator(self, self.inner.hessian(self.original(x)))

@@ -113,7 +113,11 @@ class Metric(Protocol):
         ...
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
-        """Return a preconditioner for parameters of these shapes, on the device and of the type of `like`."""
+        """Return a preconditioner for parameters of these shapes, on the device and of the type of `like`.
+
+        The device may be "meta", on which tensors have shapes and no values: saved states are checked by such a
+        preconditioner.
+        """
         ...
 
 
@@ -136,9 +140,18 @@ def check_direction(metric: Metric, direction: object, g: Tensor) -> None:
         )
 
 
+def require_finite_direction(metric: Metric, dual_norm_square: float) -> None:
+    """Raise an error if M⁻¹g was not finite although the gradient was, given gᵀM⁻¹g."""
+    if not math.isfinite(dual_norm_square):
+        raise ArgumentError(
+            f"metric = {shown(metric)} cannot be used: update() of its preconditioner returned a direction that is not "
+            "finite for a finite gradient. Add a positive number such as ε to its divisors."
+        )
+
+
 def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequence[Any]) -> None:
     """Raise an error for tensors that a preconditioner for these shapes cannot have saved."""
-    examples = metric.create(shapes, torch.empty(0, device="meta")).save() if saved else []
+    examples = create_without_memory(metric, shapes).save() if saved else []
     no_tensors: dict[str, Tensor] = {}
     for index, (example, entry) in enumerate(zip_longest(examples, saved, fillvalue=no_tensors)):
         label = f"{where} of parameter {index}"
@@ -149,6 +162,17 @@ def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequ
             )
         for name, tensor in example.items():
             require_vector(f"{label}[{name!r}]", entry[name], tuple(tensor.shape))
+
+
+def create_without_memory(metric: Metric, shapes: Sequence[Shape]) -> Preconditioner:
+    """Return a preconditioner on the device "meta", whose tensors have shapes and no memory."""
+    try:
+        return metric.create(shapes, torch.empty(0, device="meta"))
+    except Exception as error:
+        raise ArgumentError(
+            f'metric = {shown(metric)} cannot be used: its create() failed on the device "meta", where only shapes are '
+            f"computed ({error}). Create tensors from `like`, as like.new_zeros(…), and do not read their values."
+        ) from error
 
 
 def epsilon_for(largest: Tensor) -> Tensor:
