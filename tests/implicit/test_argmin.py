@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import re
 import warnings
 import weakref
 
@@ -731,3 +732,50 @@ def test_a_large_logistic_regression_against_differences():
         moved = {"penalty": problem.theta["penalty"] + side * torch.eye(10, dtype=D)[3]}
         ends.append(float((sanc.argmin(problem.fun, x.detach(), moved, tol=1e-11) * problem.weights()).sum()))
     assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(float(g[3]), rel=1e-6)
+
+
+# ---------------------------------------------------------------------- parameters without a graph
+
+LOST_GRAPHS = {
+    "detached": lambda x, t: ((x - t.detach()) ** 2).sum(),
+    "its value": lambda x, t: ((x - t.item()) ** 2).sum(),
+    "an array": lambda x, t: ((x - torch.from_numpy(t.detach().numpy())) ** 2).sum(),
+    "one of two": lambda x, t: ((x - t) * (x - t.detach())).sum(),
+}
+
+
+@pytest.mark.parametrize("name", LOST_GRAPHS)
+def test_a_parameter_without_its_graph_raises(name):
+    """The derivative would be 0 or half of the true one, without an error."""
+    t = torch.tensor(1.5, dtype=D, requires_grad=True)
+    with pytest.raises(sanc.errors.SingularMinimumError, match=r"random change of theta differences of ∇ₓf show"):
+        sanc.argmin(LOST_GRAPHS[name], torch.zeros(2, dtype=D), t)
+    with pytest.warns(RuntimeWarning, match="no_grad"):
+        sanc.argmin(LOST_GRAPHS[name], torch.zeros(2, dtype=D), t, on_singular="warn")
+
+
+def test_the_parameter_without_its_graph_is_named():
+    theta = {"a": random(3).requires_grad_(), "b": [torch.ones(3, dtype=D).requires_grad_()]}
+    f = lambda x, t: ((x - t["a"] - t["b"][0].detach()) ** 2).sum()
+    with pytest.raises(sanc.errors.SingularMinimumError, match=re.escape("change of theta['b'][0] differences")):
+        sanc.argmin(f, torch.zeros(3, dtype=D), theta)
+
+
+def test_parameters_that_may_not_be_moved_anyhow_are_accepted():
+    """Derivatives of a symmetric matrix are symmetric, and a function may raise outside its domain."""
+    A = random(4, 4)
+    A = (A @ A.T + torch.eye(4, dtype=D)).requires_grad_()
+    f = lambda x, t: (
+        x @ torch.linalg.eigh(t).eigenvectors @ torch.linalg.eigh(t).eigenvectors.T @ x - x.sum() + x @ t @ x
+    )
+    x = sanc.argmin(f, torch.zeros(4, dtype=D), A)
+    assert torch.allclose(x, torch.linalg.solve(A + torch.eye(4, dtype=D), torch.full((4,), 0.5, dtype=D)))
+
+    def picky(x, t):
+        if float(t.detach()) != 2.0:
+            raise ValueError("only 2 is allowed")
+        return ((x - t) ** 2).sum()
+
+    t = torch.tensor(2.0, dtype=D, requires_grad=True)
+    (gradient,) = torch.autograd.grad(sanc.argmin(picky, torch.zeros(2, dtype=D), t).sum(), t)
+    assert gradient == pytest.approx(2.0)

@@ -71,8 +71,8 @@ def argmin(
     on_singular : {"raise", "warn", "pinv"}
         What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
         bounded away from zero, the Hessian changes strongly within the uncertainty of x, differences of f contradict it
-        (a kink), the estimated error of the derivative exceeds 1 %, or a variable is at a bound with a multiplier of
-        zero, where derivatives are one-sided.
+        (a kink), `fun` reads a parameter without its graph (detached, for example), the estimated error of the
+        derivative exceeds 1 %, or a variable is at a bound with a multiplier of zero, where derivatives are one-sided.
         By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian: minima that form a
         valley move along its normal. It still raises at negative curvature, at such bounds, if the estimated error
         exceeds 1 %, and after a run that did not converge.

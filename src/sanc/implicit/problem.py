@@ -19,6 +19,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError,
 from sanc.implicit.derivatives import is_transformed
 from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
+from sanc.implicit.mixed import find_missing_derivative
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.minimizing import minimize
@@ -60,7 +61,8 @@ class ImplicitProblem:
                 "sanc.minimize if there are none."
             )
         self.transformed = is_transformed(self.theta)
-        self._needs_derivatives = self.transformed or any(map(_is_differentiated, self.theta))
+        # The indices of the parameters that derivatives are asked for.
+        self._chosen = [i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)]
         self.solutions: list[Solution] = []
         self._minima: list[Minimum] = []
         self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
@@ -86,18 +88,31 @@ class ImplicitProblem:
     def minimise(self, theta: tuple[Tensor, ...]) -> Tensor:
         """Return the flat minimum for these parameters; raise or warn if it cannot be differentiated."""
         theta = tuple(tensor.detach() for tensor in theta)
-        if self._needs_derivatives:
+        if self._chosen:
             self._check_captured(theta)
-        result = self._run(self._x0, theta, certify=not self._needs_derivatives)
-        if not self._needs_derivatives:
+        result = self._run(self._x0, theta, certify=not self._chosen)
+        if not self._chosen:
             self.solutions.append(Solution(result, result.certificate, _free_gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
         if minimum.certificate.saddle:  # the short probe of the run has missed it
             minimum = self._minimum(self._run(result.x, theta, certify=True), theta)
         minimum.check()
+        self._check_parameters(minimum, theta)
         self._keep(minimum)
         return minimum.x.clone()
+
+    def _check_parameters(self, minimum: Minimum, theta: tuple[Tensor, ...]) -> None:
+        """Raise or warn if f reads a differentiated parameter without its graph."""
+        if minimum.hvp == "finite-difference":
+            return
+        names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
+        problem = find_missing_derivative(self.value, minimum.x, theta, names, self._chosen)
+        if problem:
+            remedy = (
+                'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
+            )
+            report_singular(problem, self._solve_options.on_singular, remedy)
 
     def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
         """Minimise; raise or warn if the run does not converge."""
