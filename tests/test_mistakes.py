@@ -140,6 +140,20 @@ def narrower():
     sanc.SANC(wide.parameters()).load_state_dict(opt.state_dict())
 
 
+def cleared_after(model, opt):
+    def closure():
+        value = loss(model)
+        value.backward()
+        opt.zero_grad()
+        return value
+
+    return closure
+
+
+def line(x, a, b):
+    return a * x + b
+
+
 def bowl(x):
     return x.square().sum()
 
@@ -412,6 +426,37 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("niter of minimize", lambda: minimised(niter=5), "niter = 5", "pass max_iter"),
     ("verbose of minimize", lambda: minimised(verbose=1), "verbose = 1", "disp=True"),
     ("grad of minimize", lambda: sanc.minimize(bowl, X, grad=1), "grad = 1", "as jac"),
+    ("a function of two arguments", lambda: sanc.minimize(lambda x, a: bowl(x) * a, X),
+     "fun cannot be called as fun(x)",
+     "'a'", "args=(…,)"),
+    ("a method as the third argument", lambda: sanc.minimize(bowl, X, "adam"), "args = 'adam'", "by name"),
+    ("jac as the third argument", lambda: sanc.minimize(rosenbrock, [0.0, 0.0], gradient), "args = <function",
+     "by name"),
+    ("bounds as the third argument", lambda: sanc.minimize(bowl, X, [(0, 1)] * 2), "args = [(0, 1)", "bounds by name"),
+    ("a class of sums", lambda: sanc.minimize(sanc.problems.Logistic, np.zeros(4)), "fun = Logistic is a class",
+     "Logistic(X, y)"),
+    ("argmin of x alone", lambda: sanc.argmin(bowl, X, X), "fun cannot be called as fun(x, theta)", "both"),
+    ("a DataLoader for three samples", lambda: sanc.ThreeSamples(torch.utils.data.DataLoader(ROWS), 2), "DataLoader",
+     "loader.dataset"),
+    ("a model as a folder", lambda: sanc.save_checkpoint(network(), made(), "runs"), "folder = Sequential", "no path"),
+    ("a folder that is None", lambda: sanc.load_checkpoint(None, network(), made()), "folder = None", "no path"),
+    ("a model by its name", lambda: sanc.save_checkpoint("runs", "net", made()), "model = 'net' is no module",
+     "folder"),
+    ("a loss in place of the model", lambda: sanc.diagnose(nn.CrossEntropyLoss(), network(), [(X, Y)]),
+     "model = CrossEntropyLoss", "the network, then the loss"),
+    ("gradients cleared after backward", lambda: stepped(cleared_after), "closure cannot be differentiated",
+     "zero_grad() before backward()"),
+    ("pairs as bounds of two residuals", lambda: sanc.least_squares(bowl, torch.zeros(2).double(),
+     bounds=[(0, 0.5), (0, 2)]), "bounds = [(0, 0.5), (0, 2)] would fix a variable", "scipy.optimize.Bounds"),
+    ("pairs as bounds of a fit", lambda: sanc.curve_fit(line, np.arange(5.0), np.arange(5.0), bounds=[(0, 5), (0, 5)]),
+     "would fix a variable", "Bounds"),
+    ("absolute_sigma as text", lambda: sanc.curve_fit(line, np.arange(5.0), np.arange(5.0), absolute_sigma="no"),
+     "absolute_sigma = 'no'", "True or False"),
+    ("full_output as text", lambda: sanc.curve_fit(line, np.arange(5.0), np.arange(5.0), full_output="no"),
+     "full_output = 'no'", "True or False"),
+    ("a curve of None", lambda: sanc.curve_fit(lambda x, a: None, np.arange(5.0), np.arange(5.0)), "f returned None"),
+    ("observations as text", lambda: sanc.curve_fit(line, np.arange(2.0), ["a", "b"]), "ydata = ['a', 'b']", "numbers"),
+    ("labels from 1 on", lambda: sanc.problems.Softmax(X.numpy(), Y.numpy() + 1), "up to 3 but no 0", "classes = 4"),
 ]
 
 # fmt: on

@@ -160,6 +160,11 @@ def test_verbose_prints_the_iterations(rng, capsys):
         (LogisticRegression(), -np.ones(300), "sample_weight"),
         (LogisticRegression(), np.ones(7), "sample_weight has shape (7,)"),
         (LogisticRegression(class_weight="even"), None, "class_weight"),
+        (LogisticRegression(fit_intercept="False"), None, "fit_intercept = 'False' cannot be used: pass True or False"),
+        (LogisticRegression(warm_start="no"), None, "warm_start = 'no'"),
+        (LogisticRegression(verbose="a"), None, "verbose = 'a'"),
+        (LogisticRegressionCV(fit_intercept=0.5), None, "fit_intercept = 0.5"),
+        (LogisticRegression(), "balanced", 'weights of classes, such as "balanced", are class_weight'),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -245,6 +250,9 @@ def test_mistakes_of_the_cross_validation_are_errors():
         LogisticRegressionCV([1.0, -1.0]).fit(X, y)
     with pytest.raises(sanc.ArgumentError, match="Cs = 0"):
         LogisticRegressionCV(0).fit(X, y)
+    for values in ("10", True, 5.0, ["a"], None):
+        with pytest.raises(sanc.ArgumentError, match="Cs = .*: pass an array of positive numbers, or how many"):
+            LogisticRegressionCV(values).fit(X, y)
     ordered = np.repeat([0, 1, 2], 10)
     with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
         LogisticRegressionCV(2, cv=KFold(3)).fit(X[:25], ordered[:25])

@@ -11,7 +11,7 @@ _HELP = """Usage: sanc [--version | --help | COMMAND ...]
 
 Second-order optimisation that does not stop at saddle points.
 
-The commands demo, run, reproduce, report and datasets need the extra lab: pip install 'sanc[lab]'."""
+The commands demo, run, diagnose, reproduce, report and datasets need the extra lab: pip install 'sanc[lab]'."""
 
 
 def main() -> int:

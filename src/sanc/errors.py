@@ -108,6 +108,11 @@ def is_number(value: Any, kind: type = Real) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and value == value
 
 
+def require_bool(name: str, value: Any) -> None:
+    """Require True or False, of Python or NumPy."""
+    require(type(value).__name__ in ("bool", "bool_"), name, value, "pass True or False")
+
+
 def require_number(name: str, value: Any) -> None:
     """Require None or a positive number."""
     require(value is None or (is_number(value) and value > 0), name, value, "pass a positive number")

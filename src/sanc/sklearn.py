@@ -9,6 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
+from numbers import Integral
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -34,6 +35,7 @@ from sanc.errors import (
     nearest,
     one_of,
     require,
+    require_bool,
     require_integer,
     require_not_negative,
     shown,
@@ -114,6 +116,10 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Raise an error for parameters that are out of range."""
         require(is_number(self.tol) and self.tol > 0, "tol", self.tol, "pass a positive number")
         require_integer("max_iter", self.max_iter, 1, none=False)
+        require_bool("fit_intercept", self.fit_intercept)
+        require_bool("warm_start", self.warm_start)
+        if not isinstance(self.verbose, bool):
+            require_integer("verbose", self.verbose, 0, none=False)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the coefficients.
@@ -453,6 +459,7 @@ class LogisticRegressionCV(LogisticRegression):
             The fitted estimator.
         """
         values = self._values()
+        self._along_path()._check_parameters()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True)
         _check_targets(y)
         weights = _weights(sample_weight, None, None, y)
@@ -480,7 +487,6 @@ class LogisticRegressionCV(LogisticRegression):
 
     def _search_by_gradients(self, X: Any, y: Any, sample_weight: Any, values: Any) -> Any:
         """Choose one C, or one for each group, by the gradients of the held-out loss, and fit all rows."""
-        self._along_path()._check_parameters()
         labels, groups = self._check_search(X.shape[1], values)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -582,12 +588,14 @@ class LogisticRegressionCV(LogisticRegression):
 
     def _values(self) -> Any:
         """Return the values of C in ascending order, after checks."""
-        if is_number(self.Cs) and not isinstance(self.Cs, float):
-            require_integer("Cs", self.Cs, 1, none=False)
+        remedy = "pass an array of positive numbers, or how many as an integer"
+        if np.ndim(self.Cs) == 0:
+            require(is_number(self.Cs, Integral) and self.Cs >= 1, "Cs", self.Cs, remedy)
             return np.logspace(-4, 4, int(self.Cs))
-        values = np.sort(np.asarray(self.Cs, dtype=np.float64).reshape(-1))
-        require(values.size > 0 and bool((values > 0).all()), "Cs", self.Cs, "pass positive numbers, or how many")
-        return values
+        values = np.sort(np.asarray(self.Cs).reshape(-1))
+        is_positive = values.size > 0 and values.dtype.kind in "fiu" and bool((values > 0).all())
+        require(is_positive, "Cs", self.Cs, remedy)
+        return values.astype(np.float64)
 
     def _along_path(self) -> LogisticRegression:
         """Return an estimator that starts from its last coefficients."""
@@ -700,7 +708,11 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
     """Return the products of row and class weights; None if both are absent."""
     n = len(codes)
     if sample_weight is not None:
-        sample_weight = np.asarray(sample_weight, np.float64)
+        try:
+            sample_weight = np.asarray(sample_weight, np.float64)
+        except (TypeError, ValueError):
+            remedy = 'pass one number for each row; weights of classes, such as "balanced", are class_weight'
+            raise ArgumentTypeError(f"sample_weight = {shown(sample_weight)} cannot be used: {remedy}.") from None
         if sample_weight.ndim == 0:
             sample_weight = np.full(n, sample_weight)
         sample_weight = checked_weights("sample_weight", sample_weight, n)

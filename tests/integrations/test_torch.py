@@ -317,6 +317,7 @@ def test_factories_by_name_for_the_hub():
 @pytest.mark.parametrize("schedule", [
     lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 12),
     lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=12, cycle_momentum=False),
+    lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=12),
     lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, 12),
 ])  # fmt: skip
 def test_schedules_lower_the_factor_and_the_loss(schedule):
@@ -330,6 +331,23 @@ def test_schedules_lower_the_factor_and_the_loss(schedule):
     assert opt.param_groups[0]["lr"] < 0.1 and whole(model) < first
 
 
-def test_one_cycle_with_its_defaults_names_the_argument():
-    with pytest.raises(ValueError, match="cycle_momentum"):
-        torch.optim.lr_scheduler.OneCycleLR(sanc.SANC(network().parameters()), max_lr=1.0, total_steps=12)
+@pytest.mark.parametrize("cycle", [
+    lambda opt, **options: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=12, **options),
+    lambda opt, **options: torch.optim.lr_scheduler.CyclicLR(opt, 0.5, 1.0, step_size_up=6, **options),
+])  # fmt: skip
+def test_a_momentum_that_a_schedule_changes_has_no_effect_and_is_saved(cycle):
+    """The steps are those without it, a state with its entries loads, and a caller cannot pass them."""
+    ends = []
+    for options in ({}, {"cycle_momentum": False}):
+        torch.manual_seed(0)
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+        scheduler = cycle(opt, **options)
+        for x, y in batches(11):
+            opt.step(lambda model=model, x=x, y=y: nn.functional.mse_loss(model(x), y))
+            scheduler.step()
+        ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        sanc.SANC(model.parameters(), seed=0, curvature=False).load_state_dict(opt.state_dict())
+    assert torch.equal(*ends)
+    with pytest.raises(sanc.ArgumentError, match="group option 'momentum'"):
+        sanc.SANC([{"params": network().parameters(), "momentum": 0.9}])

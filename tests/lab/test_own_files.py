@@ -72,9 +72,13 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
         ("bad.csv", "1,2,a\n1,1_000,b\n", "line 2: '1_000' in column 2 is not a number"),
         ("bad.csv", '1,2,a\n1,"1,000",b\n', "line 2: '1,000' in column 2 is not a number"),
         ("bad.csv", "1,2,a\n,3,b\n", "line 2: the cell in column 1 is empty"),
-        ("bad.csv", 'a,b,"two\nlines"\n1,2,a\n,3,b\n', "line 4: the cell in column 1 is empty"),
-        ("bad.csv", "a,1,2\nb,3,4\n", "line 1: 'a' in column 1 is not a number.*calls the column label"),
-        ("bad.csv", "x,species,z\n1,a,2\n3,b,4\n", "line 2: 'a' in column 2 .*calls the column label"),
+        ("bad.csv", 'a,b,"two\nlines"\n1,2,a\n,3,b\n', "line 4: the cell in column 1, 'a', is empty"),
+        ("bad.csv", "a,1,2\nb,3,4\n", "line 1: 'a' in column 1 is not a number.*write a header, and pass its name"),
+        (
+            "bad.csv",
+            "x,species,z\n1,a,2\n3,b,4\n",
+            "line 2: 'a' in column 2, 'species', is not a number.*pass --label species",
+        ),
         ("bad.csv", "x,label,Label\n1,a,2\n3,b,4\n", "2 columns named label: rename"),
         ("bad.csv", ",x,label\n0,1,a\n1,3,b\n", "first column has no name and holds row numbers"),
         ("bad.csv", ",0,1,kind\n0,1,2,a\n1,3,4,b\n", "first column has no name and holds row numbers"),
@@ -86,7 +90,7 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
         ("bad.csv", ",1,2,0\n1,2,3,1\n", "line 1: the cell in column 1 is empty"),
         ("bad.csv", "1,2,a\n1,3,\n", "line 2: the label is empty"),
         ("bad.csv", "a,b,label\n", "0 rows of 2 features"),
-        ("bad.csv", "1;2;0\n1;3;1\n", "separate the cells of a CSV by commas"),
+        ("bad.csv", "1;2;0\n1;3;1\n", "line 1: '1;2;0' is one cell. Separate the cells by commas"),
         ("bad.csv", "é,b\n".encode("latin-1"), "not a table in UTF-8"),
         ("bad.csv.gz", "1,2,0\n", "not a LIBSVM file"),
         ("bad.svm", "1 1:x\n", "not a LIBSVM file"),
@@ -101,6 +105,22 @@ def test_errors_name_the_fault(tmp_path, name, content, words):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=words):
         own_files.load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "words"),
+    [
+        ("a,sold,city\n1,yes,Ulm\n2,no,Bonn\n", "sold", "'Ulm' in column 3, 'city', .* one column of 0 and 1 each.$"),
+        ("a,sold,city\n1,yes,2\n2,no,3\n", None, "'yes' in column 2, 'sold', .* pass --label sold.$"),
+        ("a,b,sold\n1,nan,0\n2,3,1\n", "sold", "not finite, such as nan in row 1 of the data, feature 2"),
+        ("a,sold\n1,0\n2,0\n3,0\n", "sold", "1 different labels in 3 rows, .* write the class of each row"),
+        ("a;sold\n1;0\n2;1\n", "sold", "'a;sold' is one cell. Separate the cells by commas"),
+    ],
+)
+def test_errors_with_a_named_label(tmp_path, text, label, words):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(DataError, match=words):
+        own_files.load(str(tmp_path / "mine.csv"), label=label)
 
 
 def test_errors_for_invalid_archives(tmp_path):

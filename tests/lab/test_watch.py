@@ -111,6 +111,12 @@ def test_numbers_are_logged_to_tensorboard(tmp_path):
     assert any(path.stat().st_size > 0 for path in tmp_path.iterdir())
 
 
+def stepped_log(opt):
+    p = opt.param_groups[0]["params"][0]
+    opt.step(lambda: p.square().sum())
+    return StepLog(opt)
+
+
 def test_mistakes_are_errors():
     adam = torch.optim.Adam([nn.Parameter(X)])
     with pytest.raises(sanc.ArgumentError, match="opt = Adam has no record: pass an optimiser of sanc"):
@@ -120,3 +126,11 @@ def test_mistakes_are_errors():
         StepLog(opt, every=0)
     with pytest.raises(sanc.ArgumentError, match="made no step"):
         StepLog(opt).update()
+    for make, match in (
+        (lambda: StepLog(opt, 3), r"target = 3 cannot be called: pass .* to_tensorboard\(writer\)"),
+        (lambda: to_tensorboard("runs"), r"writer = 'runs' has no add_scalar: pass SummaryWriter"),
+        (lambda: to_wandb("project"), "run = 'project' has no log"),
+        (lambda: stepped_log(opt).update("a"), "loss = 'a' is no number"),
+    ):
+        with pytest.raises(sanc.ArgumentTypeError, match=match):
+            make()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sanc.core.saved import require_count, require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, shown
@@ -187,6 +187,11 @@ class ThreeSamples:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        if isinstance(dataset, DataLoader):
+            raise ArgumentTypeError(
+                f"dataset = {shown(dataset)} is a DataLoader, which draws batches itself: pass its data set, "
+                "loader.dataset."
+            )
         try:
             n = len(dataset)  # type: ignore[arg-type]
         except TypeError:

@@ -390,6 +390,11 @@ class AutogradOracle(Oracle):
         except RuntimeError as problem:
             if create_graph and donates_buffers(problem):
                 raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
+            if "second time" in str(problem):
+                raise ArgumentError(
+                    "closure cannot be differentiated, because it has called backward() and has cleared the gradients "
+                    "afterwards: call zero_grad() before backward(), or leave both to step()."
+                ) from problem
             raise
 
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:

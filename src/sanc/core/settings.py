@@ -9,7 +9,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from sanc.errors import ArgumentTypeError, is_number, one_of, require, shown
+from sanc.errors import ArgumentTypeError, is_number, one_of, require, require_bool, shown
 
 
 class Range(NamedTuple):
@@ -76,7 +76,7 @@ def _check(name: str, value: Any, hint: Any, allowed: Range | None) -> None:
             remedy = f"pass sanc.{hint.__name__}(…), whose settings are {names}"
             raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: {remedy}.")
     elif hint is bool:
-        require(isinstance(value, bool), name, value, "pass True or False")
+        require_bool(name, value)
     elif {int, float}.intersection((hint, *alternatives)) and not (optional and value is None):
         is_integer = hint is int or int in alternatives
         number_type, remedy = (Integral, "pass an integer") if is_integer else (Real, "pass a number")

@@ -402,8 +402,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _parameters(model: Any) -> list[tuple[str, Tensor]]:
     """Return names and parameters that require a gradient; raise an error if they cannot be used."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model = {shown(model)} is no nn.Module: pass the network as one.")
+    if not isinstance(model, nn.Module) or isinstance(model, nn.modules.loss._Loss):
+        raise ArgumentTypeError(
+            f"model = {shown(model)} is no nn.Module: pass the network, then the loss and the data."
+        )
     if dist.is_available() and dist.is_initialized():
         from sanc.ranks.sharded import reshard
 

@@ -14,6 +14,7 @@ from sanc.errors import (
     is_number,
     one_of,
     require,
+    require_bool,
     require_integer,
     require_number,
     shown,
@@ -21,6 +22,7 @@ from sanc.errors import (
 from sanc.implicit.functions import minimum_of
 from sanc.implicit.minimum import SolveOptions
 from sanc.implicit.problem import ImplicitProblem
+from sanc.minimisation.arguments import call_problem
 from sanc.options import ArgminOptions
 from sanc.sums.linear import FiniteSum
 
@@ -118,9 +120,14 @@ def argmin(
     is_probability = is_number(confidence) and 0 < confidence < 1
     require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
-    require(isinstance(details, bool), "details", details, "pass True or False")
+    require_bool("details", details)
     if isinstance(fun, FiniteSum) or not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
+    if mismatch := call_problem(fun, 2):
+        raise ArgumentTypeError(
+            f"fun cannot be called as fun(x, theta) ({mismatch}): pass a function of both, and several parameters as a "
+            "tuple or dict."
+        )
     for name, value in options.items():
         if name in _UNSUITABLE:
             raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")

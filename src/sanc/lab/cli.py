@@ -342,7 +342,7 @@ def demo(
     """Train a small network on scikit-learn's digits with every method: a table and a plot in a minute or two."""
     from sanc.lab import demo as module
 
-    shown = console if console.is_terminal else Console(highlight=False, width=110)
+    shown = console if console.is_terminal else Console(highlight=False, width=80)
     options = {"seed": seed, "budget": budget, "batch": batch, "workers": workers, "scheduler": scheduler}
     _exit_with(lambda: module.run(out, shown, **options))  # type: ignore[arg-type]
 

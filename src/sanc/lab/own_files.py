@@ -24,6 +24,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from sanc.errors import shown
 from sanc.lab.datasets import Loaded
 from sanc.lab.readers import DataError
 
@@ -35,6 +36,9 @@ LABELS = ("label", "target", "class", "y")
 
 _UNEQUAL_SCALES = 1e3
 """Ratio of the largest entries of two columns above which a hint proposes to scale them."""
+
+_OTHER_SEPARATORS = (";", "\t", "|")
+"""Separators of tables that are not separated by commas."""
 
 Lines: TypeAlias = list[tuple[int, list[str]]]
 
@@ -73,12 +77,19 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
         raise DataError(f"{path} holds labels that are not finite: remove those rows.")
     values = X.data if hasattr(X, "tocsr") else X
     if not np.isfinite(values).all():
-        raise DataError(f"{path} holds values that are not finite: remove or impute them.")
+        place = ""
+        if not hasattr(X, "tocsr"):
+            row, k = np.argwhere(~np.isfinite(X))[0]
+            place = f", such as {X[row, k]} in row {row + 1} of the data, feature {k + 1}"
+        raise DataError(f"{path} holds values that are not finite{place}: remove or impute them.")
     classes, y = np.unique(labels, return_inverse=True)
     if len(classes) < 2 or len(classes) > max(2, len(y) // 2):
+        remedy = "write the class of each row into that column"
+        if label is None:
+            remedy = f"in a CSV it is the last column, or one named {', '.join(LABELS)}, or the one that --label names"
         raise DataError(
             f"{path} has {len(classes)} different labels in {len(y)} rows, such as {classes[0]}: the label must be a "
-            f"class. In a CSV it is the last column, or one named {', '.join(LABELS)}."
+            f"class; {remedy}."
         )
     with np.errstate(over="ignore"):
         cast = X.astype(dtype)
@@ -142,17 +153,19 @@ def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:
     if not rows:
         raise DataError(f"{path} is empty: write one row per line.")
     width = len(rows[0][1])
+    if width == 1 and any(separator in rows[0][1][0] for separator in _OTHER_SEPARATORS):
+        raise DataError(f"{path}, line {rows[0][0]}: {shown(rows[0][1][0])} is one cell. Separate the cells by commas.")
     for number, row in rows:
         if len(row) != width:
             raise DataError(
                 f"{path}, line {number}: {len(row)} cells instead of {width}. Separate the cells by commas."
             )
     place, named = _label_column(path, rows, label)
-    column = f"column {place + 1} of {width}"
+    column, names = f"column {place + 1} of {width}", [""] * width
     if named or _is_header(path, rows):
         _check_row_numbers(path, rows)
         column += f", {rows[0][1][place]!r}"
-        rows = rows[1:]
+        names, rows = rows[0][1], rows[1:]
     else:
         column += " without a header"
     features, labels = [], []
@@ -160,21 +173,27 @@ def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:
         labels.append(row[place])
         if not labels[-1]:
             raise DataError(f"{path}, line {number}: the label is empty. Write one, or remove the row.")
-        features.append([_feature(path, number, k, cell) for k, cell in enumerate(row) if k != place])
+        features.append([_feature(path, number, k, names[k], cell, named) for k, cell in enumerate(row) if k != place])
     classes = np.array(labels, float if all(map(_is_number, labels)) else str)
     return np.array(features).reshape(len(features), width - 1), classes, column
 
 
-def _feature(path: Path, number: int, column: int, cell: str) -> float:
+def _feature(path: Path, number: int, column: int, name: str, cell: str, is_label_known: bool) -> float:
     """Return the number in a cell."""
+    where = f"column {column + 1}" + (f", {name!r}," if name else "")
     if not cell:
-        raise DataError(
-            f"{path}, line {number}: the cell in column {column + 1} is empty. Impute it, or remove the row."
-        )
+        raise DataError(f"{path}, line {number}: the cell in {where} is empty. Impute it, or remove the row.")
     if not _is_number(cell):
+        label = ""
+        if not is_label_known:
+            label = (
+                f" If this is the label, pass --label {name}."
+                if name
+                else (" If this is the label, write a header, and pass its name with --label.")
+            )
         raise DataError(
-            f"{path}, line {number}: {cell!r} in column {column + 1} is not a number. Encode features as numbers, "
-            "without separators of thousands. If this is the label, write a header that calls the column label."
+            f"{path}, line {number}: {cell!r} in {where} is not a number. Encode features as numbers, without "
+            f"separators of thousands, and categories as one column of 0 and 1 each.{label}"
         )
     return float(cell)
 

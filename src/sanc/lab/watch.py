@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from sanc import ArgumentError, Branch, Record
-from sanc.errors import require_integer
+from sanc.errors import ArgumentTypeError, is_number, require_integer, shown
 
 if TYPE_CHECKING:  # at run time `ProgressLine` alone imports rich, so that other targets do not need the extra
     from rich.console import Console
@@ -68,6 +68,12 @@ class StepLog:
         if not hasattr(opt, "record"):
             raise ArgumentError(f"opt = {type(opt).__name__} has no record: pass an optimiser of sanc.")
         require_integer("every", every, 1, none=False)
+        for target in targets:
+            if not callable(target):
+                raise ArgumentTypeError(
+                    f"target = {shown(target)} cannot be called: pass a function of the numbers and the iteration, "
+                    "such as to_tensorboard(writer)."
+                )
         self.opt, self.targets, self.every = opt, targets, every
         self._losses: deque[float] = deque(maxlen=_WINDOW)
 
@@ -82,6 +88,8 @@ class StepLog:
         record = self.opt.record
         if record is None:
             raise ArgumentError("opt has made no step: call update() after step().")
+        if not (loss is None or is_number(loss) or (isinstance(loss, Tensor) and loss.numel() == 1)):
+            raise ArgumentTypeError(f"loss = {shown(loss)} is no number: pass the loss of the step, or leave it out.")
         value = record.value if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         if math.isfinite(value):
             self._losses.append(value)
@@ -108,6 +116,8 @@ class StepLog:
 
 def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
     """Return a target that writes to a ``torch.utils.tensorboard.SummaryWriter``."""
+    if not hasattr(writer, "add_scalar"):
+        raise ArgumentTypeError(f"writer = {shown(writer)} has no add_scalar: pass SummaryWriter(folder).")
 
     def write(numbers: Numbers, iteration: int) -> None:
         for name, value in numbers.items():
@@ -119,6 +129,8 @@ def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
 
 def to_wandb(run: Any, prefix: str = "sanc") -> Target:
     """Return a target that logs to a run of Weights & Biases, also of ``wandb.init(mode="offline")``."""
+    if not hasattr(run, "log"):
+        raise ArgumentTypeError(f"run = {shown(run)} has no log: pass what wandb.init() returned.")
 
     def write(numbers: Numbers, iteration: int) -> None:
         entries = {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}

@@ -18,7 +18,7 @@ from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
 from sanc.core.space import Floats
-from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, require_bool, shown
 from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import checked_data, fit_rows
 from sanc.many.minimizing import RunOptions
@@ -102,6 +102,9 @@ def curve_fit(
     """
     if not callable(f):
         raise ArgumentTypeError(f"f = {shown(f)} cannot be called: pass a function of xdata and the parameters.")
+    require_bool("absolute_sigma", absolute_sigma)
+    require_bool("full_output", full_output)
+    require_bool("check_finite", check_finite)
     is_rows = np.ndim(ydata) == 2
     passed_on = _checked_options(options, is_rows)
     if is_rows:
@@ -131,6 +134,8 @@ def curve_fit(
 
     def residuals(p: Any) -> Any:
         curve = f(xdata, *p)
+        if curve is None:
+            raise ArgumentTypeError("f returned None: return the curve at xdata, one value for each observation.")
         values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
         if len(values) not in (1, len(y)):
             raise ArgumentError(
@@ -181,8 +186,10 @@ def _keywords(function: Callable[..., Any]) -> set[str]:
 
 def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
     """Return the observations as a flat array or tensor, after checks."""
-    require(isinstance(check_finite, bool | np.bool_), "check_finite", check_finite, "pass True or False")
-    y = ydata.reshape(-1) if isinstance(ydata, Tensor) else np.asarray(ydata, np.float64).reshape(-1)
+    try:
+        y = ydata.reshape(-1) if isinstance(ydata, Tensor) else np.asarray(ydata, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"ydata = {shown(ydata)} is not an array of real numbers: pass one.") from None
     if len(y) == 0:
         raise ArgumentError("ydata is empty: pass at least one observation.")
     for name, data in (("xdata", xdata), ("ydata", ydata)):

@@ -274,6 +274,11 @@ def _scipy_bounds(bounds: Any, x0: Any, flat: Floats) -> Any:
                 "number or an array like x0."
             )
         sides.append(np.broadcast_to(array.reshape(-1), flat.size).astype(np.float64))
+    if flat.size == 2 and any(sides[0] == sides[1]):
+        raise ArgumentError(
+            f"bounds = {shown(bounds)} would fix a variable as (lower, upper), the form of SciPy's least_squares: pass "
+            "scipy.optimize.Bounds(lower, upper), so that two variables are not mistaken for two sides."
+        )
     return Bounds(*sides)
 
 

@@ -15,7 +15,16 @@ from torch import Tensor
 from sanc.core.bounded.bounds import Box
 from sanc.core.space import Space
 from sanc.core.units import default_tolerance
-from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    is_number,
+    require,
+    require_bool,
+    require_integer,
+    require_number,
+    shown,
+)
 from sanc.many.endings import is_success
 from sanc.many.functions import FunctionProblem, LargeFunctionProblem, RowFunction
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
@@ -110,7 +119,7 @@ def minimize_many(
         reject_arguments("minimize_many", others, inspect.signature(minimize_many).parameters)
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function of one row.")
-    require(isinstance(vectorized, bool), "vectorized", vectorized, "pass True or False")
+    require_bool("vectorized", vectorized)
     if starts is not None:
         if x0 is not None:
             raise ArgumentError("x0 and starts were both passed: pass starts for one problem, or x0 for many.")
@@ -161,7 +170,7 @@ class RunOptions:
         require_integer("max_iter", self.max_iter, 0)
         require_number("max_time", self.max_time)
         require_integer("seed", self.seed, 0, none=False)
-        require(isinstance(self.progress, bool), "progress", self.progress, "pass True or False")
+        require_bool("progress", self.progress)
         check_callback(self.callback, 1, "pass a function of the progress, called as callback(progress)")
         if self.chunk_size != "auto":
             require_integer("chunk_size", self.chunk_size, 1, none=False)

@@ -27,6 +27,7 @@ from sanc.core.runs.status import Status, asks_to_stop
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,
+    ArgumentTypeError,
     is_number,
     one_of,
     require,
@@ -36,7 +37,7 @@ from sanc.errors import (
 )
 from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minimisation.arguments import check_callback
+from sanc.minimisation.arguments import call_problem, check_callback
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torch_modes
 from sanc.minimisation.preconditioners import precondition
@@ -59,10 +60,11 @@ _SCIPY_NAMES = {"maxiter": "max_iter", "maxfev": "max_nfev", "maxfun": "max_nfev
 _IGNORED_OPTIONS = {
     "accuracy", "adaptive", "barrier_tol", "c1", "c2", "catol", "direc", "eps", "eta", "f_target",
     "factorization_method", "fatol", "feasibility_tol", "final_tr_radius", "finite_diff_rel_step", "ftol",
-    "hess_inv0", "inexact", "initial_barrier_parameter", "initial_barrier_tolerance", "initial_constr_penalty",
-    "initial_simplex", "initial_tr_radius", "initial_trust_radius", "iprint", "max_trust_radius", "maxCGit", "maxcor",
-    "maxls", "mesg_num", "minfev", "norm", "offset", "rescale", "return_all", "rhobeg", "simplex", "sparse_jacobian",
-    "stepmx", "subproblem_maxiter", "verbose", "workers", "xatol", "xrtol", "xtol",
+    "hess_inv0", "history_size", "inexact", "initial_barrier_parameter", "initial_barrier_tolerance",
+    "initial_constr_penalty", "initial_simplex", "initial_tr_radius", "initial_trust_radius", "iprint", "maxCGit",
+    "max_trust_radius", "maxcor", "maxls", "mesg_num", "minfev", "norm", "offset", "rescale", "return_all",
+    "rhobeg", "simplex", "sparse_jacobian", "stepmx", "subproblem_maxiter", "verbose", "workers", "xatol", "xrtol",
+    "xtol",
 }  # fmt: skip
 """Entries of `options` for SciPy's other methods. As in SciPy they give a warning, so that `method` can be changed."""
 
@@ -240,6 +242,7 @@ def minimize(
         raise ArgumentError(f"sampling = {sampling} has no effect without samples: pass batch_size, or leave it out.")
     on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
     _reject_objective_sample(objective_batch_size if on_samples else None)
+    _check_call(fun, args)
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}
     samples: dict[str, Any] = {"sizes": sizes, "seed": seed, "sampling": composed.sampling, "grow": grow_samples}
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
@@ -326,6 +329,25 @@ def _objective_on_ranks(fun: Any, process_group: Any) -> tuple[Any, Ranks | None
     return SharedSum(fun, ranks), ranks
 
 
+def _check_call(fun: Any, args: Any) -> None:
+    """Raise an error if `fun` cannot be called with x and `args`, or if `args` was meant as another argument."""
+    if isinstance(args, str) or callable(args) or (isinstance(args, list) and args and isinstance(args[0], tuple)):
+        raise ArgumentTypeError(
+            f"args = {shown(args)} is the third argument, a tuple of further arguments of fun: pass method, jac and "
+            "bounds by name."
+        )
+    if isinstance(fun, type) and issubclass(fun, FiniteSum):
+        raise ArgumentTypeError(f"fun = {fun.__name__} is a class: pass an object of it, such as {fun.__name__}(X, y).")
+    if isinstance(fun, FiniteSum | Oracle) or not callable(fun):
+        return
+    given = args if isinstance(args, tuple) else (args,)
+    if problem := call_problem(fun, 1 + len(given)):
+        call = "fun(x)" if not given else f"fun(x, *args) with {len(given)} in args"
+        raise ArgumentTypeError(
+            f"fun cannot be called as {call} ({problem}): pass what it needs beside x as args=(…,)."
+        )
+
+
 def _default_tol(oracle: Oracle, jac: Any) -> float:
     """Return the default tolerance on the gradient norm, for the precision of the vectors and the scheme of `jac`."""
     return max(default_tolerance(oracle.space.eps), _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
@@ -384,7 +406,9 @@ def _merge_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     options = {} if options is None else options
     fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     require(fits, "options", options, "pass a mapping of names to values")
-    if ignored := sorted(_IGNORED_OPTIONS & options.keys()):
+    scale = options.get("scale")
+    foreign = _IGNORED_OPTIONS if scale is None or is_number(scale) else _IGNORED_OPTIONS | {"scale"}
+    if ignored := sorted(foreign & options.keys()):
         warnings.warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning, stacklevel=3)
     options = {name: value for name, value in options.items() if name not in ignored}
     if is_number(options.get("disp")):

@@ -257,6 +257,8 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
             frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
+            if any(word in str(problem) for word in ("same dtype", "scalar type")):
+                problem.add_note(f"x0 is {x.dtype}: convert it, or the data of fun, so that both have the same type.")
             raise
         if isinstance(value, tuple | list | dict) or value is None:
             raise ArgumentTypeError(

@@ -132,7 +132,7 @@ def checked_groups(
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int | str) for number in numbers):
             raise state_error("'params' in state_dict['param_groups']", numbers, "a list of numbers")
-        check_group(group, defaults)
+        check_group(group, defaults, saved=True)
     sizes = [len(group["params"]) for group in groups]
     expected = [len(group["params"]) for group in current]
     if sizes != expected:

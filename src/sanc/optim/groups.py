@@ -12,21 +12,23 @@ from torch.nn.parameter import is_lazy
 
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.masters import LOW_PRECISION
-from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, require, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, is_number, nearest, require, require_bool, shown
 
 Groups = Sequence[Mapping[str, Any]]
 
 _FOREIGN_ENTRIES = {"name", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr"}
 """Entries that torch, its schedulers and loggers of learning rates write into groups, or read from them."""
+_SCHEDULED_ENTRIES = {"momentum", "max_momentum", "base_momentum"}
+"""Entries that OneCycleLR and CyclicLR write into groups. They have no effect, so that a caller may not pass them."""
 _TYPES = (torch.float32, torch.float64, *LOW_PRECISION)
 """Types of parameters. Those of low precision may be used beside float32."""
 
 
-def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise an error if a group has an unknown entry, or a value that cannot be used."""
+def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any], *, saved: bool = False) -> None:
+    """Raise an error if a group has an unknown entry, or a value that cannot be used; `saved`: it was saved before."""
     known_entries = {"params", "lr", "weight_decay", "frozen"}
     for name, value in group.items():
-        if name not in known_entries | _FOREIGN_ENTRIES:
+        if name not in known_entries | _FOREIGN_ENTRIES | (_SCHEDULED_ENTRIES if saved else set()):
             raise ArgumentError(
                 f"group option {name!r} (= {shown(value)}) is not known: {nearest(name, known_entries)}"
             )
@@ -41,7 +43,7 @@ def _check_values(group: Mapping[str, Any]) -> None:
         value = group[name]
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         require(is_number(number) and 0 <= number < math.inf, name, value, "pass a finite number ≥ 0")
-    require(isinstance(group["frozen"], bool), "frozen", group["frozen"], "pass True or False")
+    require_bool("frozen", group["frozen"])
 
 
 def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leaves) -> Leaves:

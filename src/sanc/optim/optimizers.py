@@ -153,12 +153,13 @@ class CubicOptimizer(Optimizer):
         require_integer("seed", seed, 0)
         require_integer("compare_every", compare_every, 0)
         super().__init__(_checked_params(params), {"lr": lr, "weight_decay": weight_decay, "frozen": False})
+        self.defaults["momentum"] = 0.0  # OneCycleLR and CyclicLR require it, and set it in groups, without effect
         mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
         largest_lr = max(group["lr"] for group in self.param_groups)
         if largest_lr < _LR_WARNING_LIMIT:
             warnings.warn(
                 f"lr = {largest_lr!r} is a factor on the step size that the method determines, not a step size: leave "
-                "it at 1, unless a scheduler starts at this value.",
+                "it at 1, unless a scheduler starts at this value. A search such as lr_find is not needed.",
                 stacklevel=3,
             )
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)

@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _KEPT_CHECKPOINTS = 2
 """Checkpoints that are kept: the newest, and the one before it, which remains while the newest is replaced."""
@@ -51,6 +52,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     from torch.distributed.checkpoint.state_dict_saver import save
 
     folder = _folder(folder)
+    _check_model(model)
     step = _steps(optimizer)
     optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iteration)
     target = folder / f"step-{step:08d}"
@@ -102,8 +104,9 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     )
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    _steps(optimizer)
     path = _folder(folder)
+    _check_model(model)
+    _steps(optimizer)
     if _is_first_rank():
         _tidy(path)
     _barrier()
@@ -175,8 +178,20 @@ def _steps(optimizer: Any) -> int:
     return int(iteration.state.iteration)
 
 
+def _check_model(model: object) -> None:
+    """Raise an error for something else than a module."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"model = {shown(model)} is no module: pass the folder, then the model and the optimiser."
+        )
+
+
 def _folder(folder: str | Path) -> Path:
     """Return the folder as a path; raise an error if it is a file."""
+    if not isinstance(folder, str | PathLike):
+        raise ArgumentTypeError(
+            f"folder = {shown(folder)} is no path: pass the folder, then the model and the optimiser."
+        )
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"folder = {str(folder)!r} is a file: pass a folder for the checkpoints of the run.")

@@ -164,6 +164,12 @@ class Softmax(LinearSum):
         if wrong.any():
             raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
         least = int(y.max()) + 1
+        missing = np.setdiff1d(np.arange(least), y)
+        if not self.columns and missing.size:
+            raise ArgumentError(
+                f"y holds labels up to {least - 1} but no {missing[0]}: pass labels 0, 1, 2 … without gaps, as "
+                f"numpy.unique(y, return_inverse=True)[1], or classes = {least} if that class exists."
+            )
         self.columns = self.columns or least
         if self.columns < max(2, least):
             raise ArgumentError(
