@@ -17,10 +17,10 @@ from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
-from sanc.core.ratio import Trial
+from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
-from sanc.minibatch.state import State as MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 PIECES = [
     sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
@@ -30,7 +30,7 @@ PIECES = [
 
 VALUES = [
     BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
-    Trial,
+    TrialOutcome,
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -97,6 +97,15 @@ def test_no_import_goes_up(path):
         assert package(target) == package(path) or LAYER[package(target)] < LAYER[package(path)], (
             f"{path} imports {target}"
         )
+
+
+def test_the_packages_of_the_core_are_layers():
+    """Runs use bounds, both use the iteration and the spectrum; nothing uses them in turn."""
+    above = {"": {"bounded", "runs"}, "spectrum": {"bounded", "runs"}, "bounded": {"runs"}, "runs": set()}
+    for path in SOURCE.glob("core/**/*.py"):
+        targets = {name_of(target).parts[1] for target in imports(path) if package(target) == "core"}
+        folder = path.parent.name
+        assert not targets & above["" if folder == "core" else folder], path
 
 
 def test_the_map_has_every_package_and_every_file():
@@ -245,7 +254,7 @@ def test_no_state_is_changed_by_the_keys_of_its_saved_form():
     for path in modules():
         for node in nodes(path):
             assert not names.intersection(written_keys(node)), f"{path}:{node.lineno}"
-    restoring = [SOURCE / name for name in ("core/bounded/faces.py", "core/runs/resume.py", "optim/checkpoints.py")]
+    restoring = [SOURCE / name for name in ("core/runs/faces.py", "core/runs/resume.py", "optim/checkpoints.py")]
     assert [path for path in modules() if "iteration.restore(" in path.read_text()] == restoring
 
 
@@ -276,7 +285,7 @@ def replaces_a_state(node):
 def test_only_the_iterations_write_records_and_states():
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
     assert {path for path in modules() if "Record" in calls(path)} == iterations
-    assert {path for path in modules() if "State" in calls(path)} == iterations
+    assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations
     assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} <= iterations
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
@@ -292,7 +301,7 @@ def test_only_the_iterations_write_records_and_states():
 
 def test_tests_of_endings_change_nothing_in_the_run():
     """Only what moves the run on writes it: the loop, changes of the face, and the recovery at saddles."""
-    writers = {"core/bounded/faces.py", "core/runs/loop.py", "core/runs/resume.py", "core/runs/saddle.py",
+    writers = {"core/runs/faces.py", "core/runs/loop.py", "core/runs/resume.py", "core/runs/saddle.py",
                "leastsquares/fitting.py",
                "minimisation/minimizing.py"}  # fmt: skip
     found = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
@@ -344,7 +353,7 @@ def test_requirements_are_attributes_and_not_identities():
 
 def test_only_the_faces_ask_which_oracle_wraps_another():
     """A run uses `full_oracle`, `unscaled_oracle`, `exponent` and `free_indices`, which every oracle has."""
-    allowed = {SOURCE / "core" / "bounded" / name for name in ("faces.py", "box_model.py")}
+    allowed = {SOURCE / "core" / name for name in ("runs/faces.py", "bounded/box_model.py")}
     for path in set(modules()) - allowed:
         assert not re.search(r"isinstance\([^)]*(?:FaceOracle|ScaledOracle)", path.read_text()), path
 

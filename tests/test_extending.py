@@ -187,7 +187,7 @@ def test_an_escape_rule_decides_what_follows_a_rejection():
 def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_space(pieces, n):
     x0 = np.linspace(-1.2, 1.3, n)
     given = {"jac": rosen_der, "hess": rosen_hess, "certify": False, "max_iter": 12}
-    dense = sanc.Method(name="dense", model=pieces.DenseModel(), escape=sanc.CheckedEscape())
+    dense = sanc.Method(name="dense", model=pieces.FullHessianModel(), escape=sanc.CheckedEscape())
     krylov = sanc.Method(name="full", model=sanc.CubicModel(krylov_dim=n, epsilon=1e-14, max_resolves=5),
                          escape=sanc.CheckedEscape())  # fmt: skip
     found, expected = (sanc.minimize(rosen, x0, method=method, **given) for method in (dense, krylov))
@@ -199,7 +199,7 @@ def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_sp
 def test_sigma_of_a_model_starts_in_the_units_of_f(pieces):
     """The iterates for f and 2^40 f are the same bit for bit, and the first σ is 1e-4 ‖g‖/ℓ²."""
     x0, f = np.array([-1.2, 1.0, 0.3]), 2.0**40
-    given = {"model": pieces.DenseModel(), "max_iter": 15, "certify": False}
+    given = {"model": pieces.FullHessianModel(), "max_iter": 15, "certify": False}
     plain = sanc.minimize(rosen, x0, jac=rosen_der, hess=rosen_hess, **given)
     scaled = sanc.minimize(
         lambda x: f * rosen(x), x0, jac=lambda x: f * rosen_der(x), hess=lambda x: f * rosen_hess(x), **given
@@ -215,7 +215,7 @@ def test_sigma_of_a_model_starts_in_the_units_of_f(pieces):
 
 def test_a_model_reports_a_hessian_that_is_not_finite(pieces):
     hess = lambda x: rosen_hess(x) if x[0] < -0.8 else np.full((2, 2), np.nan)
-    found = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hess=hess, model=pieces.DenseModel(), max_iter=8)
+    found = sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hess=hess, model=pieces.FullHessianModel(), max_iter=8)
     assert [record.note for record in found.history[-3:]] == ["the Hessian is not finite"] * 3
 
 
@@ -239,8 +239,8 @@ class BareSubspace:
     def __dir__(self):
         return members(Subspace)
 
-    def failed(self, problem):
-        return BareSubspace(self._inner.failed(problem), self._used)
+    def failed(self, failure):
+        return BareSubspace(self._inner.failed(failure), self._used)
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ def test_a_model_may_propose_steps_without_hessian_products(pieces):
     assert first.step_norm == pytest.approx((math.sqrt(c * c + 4 * sigma * norm) - c) / (2 * sigma))  # c t + σ t² = ‖g‖
 
 
-@pytest.mark.parametrize("build", [lambda page: page.DenseModel(), SecantModel], ids=["dense", "secant"])
+@pytest.mark.parametrize("build", [lambda page: page.FullHessianModel(), SecantModel], ids=["dense", "secant"])
 def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic(pieces, build):
     """f is quadratic, so that f(x) − f(x + s) − predicted decrease is (σ/3)‖s‖³ for every step that bounds truncate."""
     A, b = np.array([[4.0, 1.5, 0.0], [1.5, 3.0, -1.0], [0.0, -1.0, 5.0]]), np.array([6.0, -9.0, 1.0])
@@ -589,7 +589,7 @@ def test_what_a_subspace_lacks_is_named(pieces):
     class Incomplete:
         sigma, dim, problem, release = 1.0, 2, "", None
 
-    class Model(pieces.DenseModel):
+    class Model(pieces.FullHessianModel):
         def build(self, here):
             return Incomplete()
 
@@ -625,7 +625,7 @@ class ConstantSize(sanc.StepScale):
     """Steps of one size, in units of a typical weight."""
 
     def size(self, state):
-        return state.weight_unit * self.scale
+        return state.parameter_unit * self.scale
 
 
 def test_a_step_size_of_the_caller_replaces_ours():
@@ -644,7 +644,7 @@ def test_a_step_size_of_the_caller_replaces_ours():
 def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
     """From one restart to the next η falls from its largest value to nearly zero."""
     scale = pieces.Cosine(scale=0.1, period=8)
-    state = sanc.extend.MinibatchState(0, weight_unit=2.0, eta_reduction=0.5)
+    state = sanc.extend.MinibatchState(0, parameter_unit=2.0, eta_reduction=0.5)
     found = [scale.size(replace(state, steps=k)) for k in range(17)]
     assert found == pytest.approx([0.1 * math.cos(math.pi * (k % 8) / 16) ** 2 for k in range(17)], rel=1e-12)
     assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_scale=scale, period=4).param_groups
@@ -1013,5 +1013,9 @@ def test_mistakes_beside_an_oracle_are_named(pieces, change, match):
 
 
 def test_the_names_for_extensions_are_those_of_the_core():
-    assert sanc.extend.Model is Model and sanc.extend.Trial is ratio.Trial and sanc.extend.SigmaRule is SigmaRule
+    assert (
+        sanc.extend.Model is Model
+        and sanc.extend.TrialOutcome is ratio.TrialOutcome
+        and sanc.extend.SigmaRule is SigmaRule
+    )
     assert all(getattr(sanc.extend, name).__doc__ for name in sanc.extend.__all__)

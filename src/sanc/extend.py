@@ -3,7 +3,7 @@
 from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
-from sanc.core.ratio import Trial, Verdict, classify, ratio
+from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.settings import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -24,7 +24,7 @@ from sanc.core.spectrum.cubic import solve as solve_cubic
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
 from sanc.minibatch.metrics.base import RankReduction
-from sanc.minibatch.state import State as MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 __all__ = [
     "ABOVE_ONE",
@@ -54,7 +54,7 @@ __all__ = [
     "Space",
     "Spectrum",
     "Subspace",
-    "Trial",
+    "TrialOutcome",
     "Units",
     "Verdict",
     "classify",

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields
 import numpy as np
 import pytest
 
-from sanc.core.ratio import Trial, Verdict, classify
+from sanc.core.ratio import TrialOutcome, Verdict, classify
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.lab.authors import AUTHORS
 from sanc.presets import PRESETS
@@ -20,7 +20,7 @@ ROBUST = PRESETS["robust"].sigma.rule(EPS)
 def after(rule, sigma, actual, predicted, norm, grad_norm=1.0, rounding=0.0, eta1=0.1, eta2=0.75):
     """Class of a step, and σ after it."""
     verdict = classify(actual, predicted, eta1, eta2, rounding)
-    return verdict, rule.after_trial(Trial(sigma, verdict, actual, predicted, norm, grad_norm, rounding))
+    return verdict, rule.after_trial(TrialOutcome(sigma, verdict, actual, predicted, norm, grad_norm, rounding))
 
 
 def test_sigma_of_the_paper():

@@ -13,7 +13,7 @@ import torch
 from sanc.core.acceptance import is_within_cancellation, largest_term
 from sanc.core.bounded.box_model import _BoxModel, _Quadratic
 from sanc.core.escape import choose_branch
-from sanc.core.ratio import Trial, Verdict, classify, ratio
+from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.record import Branch
 from sanc.core.runs.consistency import estimate_gradient_rounding
 from sanc.core.runs.saddle import _lower_point
@@ -91,7 +91,7 @@ def test_sigma_after_a_trial(verdict):
     tensors = [torch.from_numpy(part) for part in arrays]
     kinds = torch.full((400,), verdict)
     rows = rules.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
-    trials = [Trial(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
+    trials = [TrialOutcome(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
     singles = [RULE.after_trial(trial) for trial in trials]
     same(rows, singles)
 

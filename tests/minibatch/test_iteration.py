@@ -23,8 +23,8 @@ from sanc.core.spectrum.krylov import Krylov
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.scale import typical_matrix, weight_unit
-from sanc.minibatch.state import State
+from sanc.minibatch.scale import parameter_unit, typical_matrix
+from sanc.minibatch.state import MinibatchState
 from sanc.sums.oracle import SumOracle
 
 
@@ -254,7 +254,7 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
     ],
 )
 def test_the_unit_of_length(weight, value, gradient_sum, unit):
-    assert weight_unit(weight, value, gradient_sum) == pytest.approx(unit)
+    assert parameter_unit(weight, value, gradient_sum) == pytest.approx(unit)
 
 
 def test_a_typical_matrix():
@@ -302,7 +302,9 @@ def test_a_typical_matrix_whose_entries_others_hold():
 )
 def test_steps_of_wide_networks_grow_with_the_root_of_their_number(width, warm_up, expected):
     settings = sanc.StepScale(warm_up=warm_up, slow_down=0, scale=1.0)
-    sizes = [settings.size(State(0, weight_unit=1.0, width=width, steps=steps)) for steps in (0, 9, 99, 399)]
+    sizes = [
+        settings.size(MinibatchState(0, parameter_unit=1.0, width=width, steps=steps)) for steps in (0, 9, 99, 399)
+    ]
     assert sizes == pytest.approx(expected, rel=1e-12)
 
 
@@ -787,7 +789,9 @@ def test_a_reduced_step_size_grows_back_if_the_objective_changes(options, reduct
 
 @pytest.mark.parametrize(("reference", "halved"), [(2.0, 0.9), (-2.0, -3.1), (0.0, -1e-3)])
 def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, halved):
-    state = replace(State(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference)
+    state = replace(
+        MinibatchState(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference
+    )
     slower = reference - 0.4 * abs(reference)
     assert watch.compare_batches(state, None, slower, 1.0, 1e-16)[1]["steps_since_halving"] == 1
     assert watch.compare_batches(state, None, halved, 1.0, 1e-16)[1]["steps_since_halving"] == 0

@@ -11,7 +11,7 @@ from driving import drive
 from sanc.core.space import Space
 from sanc.minibatch import updates
 from sanc.minibatch.settings import Minibatch, StepScale
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 STYLES = ("loss", "backward", "gradients")
 
@@ -188,7 +188,7 @@ def test_a_first_gradient_that_is_not_finite_leaves_a_state_that_can_be_saved():
 def test_towards_a_known_end_all_entries_follow_the_last_iterates(horizon, remaining):
     """c is at least that of a mean over as many iterates as steps remain, also for entries that joined late."""
     joined_at = torch.tensor([0.0, 20.0, 50.0], dtype=torch.float64)
-    state = State(0, steps=60, joined_at=joined_at, weight_sum=sum(k**3 for k in range(1, 61)))
+    state = MinibatchState(0, steps=60, joined_at=joined_at, weight_sum=sum(k**3 for k in range(1, 61)))
     settings = Minibatch(step_scale=StepScale(horizon=horizon))
     usual = torch.tensor([61**3 / sum(k**3 for k in range(1, 62)), 4 / 44, 4 / 14], dtype=torch.float64)
     least = 0.0 if remaining is None else 4 / (remaining + 4)

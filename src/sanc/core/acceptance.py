@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
-from sanc.core.ratio import Trial, Verdict, classify, ratio
+from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
@@ -76,7 +76,7 @@ class RatioTest(Piece):
     ) -> tuple[Verdict, float, float]:
         """Return the class of a step, the next σ, and ρ."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
-        tested = Trial(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
+        tested = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
         return verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding)
 
     def _guarded_decrease(
@@ -90,8 +90,8 @@ class RatioTest(Piece):
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
         length_scale = max(here.units.length, here.norm)
-        f_scale = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
-        below_cancellation = is_within_cancellation(actual, step.decrease, f_scale, eps)
+        term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
+        below_cancellation = is_within_cancellation(actual, step.decrease, term_size, eps)
         if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
             _, g = here.oracle.gradient(trial)
             if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
@@ -128,9 +128,9 @@ def largest_term(value: float, hessian_norm: float, length_scale: float, unit_va
     return max(abs(value), min(hessian_norm * length_scale * length_scale, unit_value))
 
 
-def is_within_cancellation(actual: float, predicted: float, f_scale: float, eps: float) -> bool:
+def is_within_cancellation(actual: float, predicted: float, term_size: float, eps: float) -> bool:
     """Whether the decrease of f is below the cancellation error of terms of this size."""
-    return abs(actual) <= CANCELLATION_ERRORS * eps * f_scale and predicted <= math.sqrt(eps) * f_scale
+    return abs(actual) <= CANCELLATION_ERRORS * eps * term_size and predicted <= math.sqrt(eps) * term_size
 
 
 def _accepted(
@@ -170,7 +170,7 @@ def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict)
     assert decision.point is not None
     _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
-        failed = Trial(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
+        failed = TrialOutcome(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
         sigma = rule.after_trial(failed)
         return replace(
             decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.GRADIENT_NOT_FINITE

@@ -206,8 +206,8 @@ class Iteration:
     def _try_cubic_steps(self, progress: _Unfinished, subspace: Subspace) -> _Unfinished:
         """Return the iteration after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
-        if subspace.problem:  # without a cubic step, the gradient step of 2.6 follows
-            return self._stay_with_larger_sigma(progress, subspace.problem)
+        if subspace.failure:  # without a cubic step, the gradient step of 2.6 follows
+            return self._stay_with_larger_sigma(progress, subspace.failure)
         here = progress.here
         for _ in range(1 + model.max_resolves if model.proposes else 0):
             step = model.propose(here, subspace, progress.sigma)  # 2.3  u minimises m, globally
@@ -376,7 +376,7 @@ class Iteration:
 def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
     """Return the point with its units, and σ. If the model did not measure the units, they are measured here."""
     units, sigma = subspace.units, subspace.sigma
-    if not (units.length or subspace.problem):
+    if not (units.length or subspace.failure):
         units = here.measure_units(subspace.hessian_norm)
         sigma = here.sigma_rule.first_sigma(sigma, units)
     return here if units is here.units else replace(here, units=units), sigma

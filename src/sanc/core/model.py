@@ -65,7 +65,7 @@ class KrylovSubspace:
         limit the step norm.
     step : CubicStep or None
         The cubic step for `sigma`.
-    problem : str
+    failure : str
         Why no step can be made; empty if steps can be made.
     """
 
@@ -78,7 +78,7 @@ class KrylovSubspace:
     max_step_norm: float = math.inf
     sigma_unconfirmed: bool = False
     step: cubic.CubicStep | None = None
-    problem: str = ""
+    failure: str = ""
 
     @property
     def dim(self) -> int:
@@ -110,9 +110,9 @@ class KrylovSubspace:
         """Return the step of a smaller σ; None if the model allows no more than `trials` trial points."""
         return self.model.propose(here, self, sigma) if trials <= self.model.max_resolves else None
 
-    def failed(self, problem: str) -> KrylovSubspace:
+    def failed(self, failure: str) -> KrylovSubspace:
         """Return the same space after a product that was not finite: it has neither steps nor Ritz pairs."""
-        return replace(self, spectrum=None, step=None, problem=problem)
+        return replace(self, spectrum=None, step=None, failure=failure)
 
     def release(self) -> None:
         """Release the memory of the products; a later product allocates it again."""
@@ -381,7 +381,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
                     multiplier = step.multiplier
             schedule = _TestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
     except NonFiniteProductError as error:
-        return KrylovSubspace(model, krylov, operator, None, *limit, problem=str(error))
+        return KrylovSubspace(model, krylov, operator, None, *limit, failure=str(error))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:

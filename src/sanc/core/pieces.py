@@ -97,7 +97,7 @@ class Subspace(Protocol):
         An estimate of ‖B‖; 0 if it is not known.
     dim : int
         Hessian products computed.
-    problem : str
+    failure : str
         Why no step can be made; empty if steps can be made.
     """
 
@@ -114,7 +114,7 @@ class Subspace(Protocol):
     @property
     def dim(self) -> int: ...
     @property
-    def problem(self) -> str: ...
+    def failure(self) -> str: ...
 
     def ritz_vector(self) -> Vector:
         """Return the vector v of the left-most Ritz pair, with ‖v‖ = 1; called only if `ritz_value` is not NaN."""
@@ -125,8 +125,8 @@ class Subspace(Protocol):
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
 
-    def failed(self, problem: str) -> Subspace:
-        """Return the subspace after a product that was not finite, with this `problem` and without Ritz pairs."""
+    def failed(self, failure: str) -> Subspace:
+        """Return the subspace after a product that was not finite, with this `failure` and without Ritz pairs."""
 
     def release(self) -> None:
         """Release the memory of the products, before f is evaluated; a later product allocates it again."""

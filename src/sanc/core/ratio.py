@@ -24,7 +24,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialOutcome:
     """The outcome of a trial step, from which a `SigmaRule` determines the next σ.
 
     Attributes

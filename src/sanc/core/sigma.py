@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from sanc.core.ratio import Trial, Verdict
+from sanc.core.ratio import TrialOutcome, Verdict
 from sanc.core.settings import ABOVE_ONE, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.units import FIRST_SIGMA, Units
 from sanc.errors import require
@@ -73,7 +73,7 @@ class Ray(NamedTuple):
         return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 
-def interpolated_sigma(ray: Ray, trial: Trial) -> float:
+def interpolated_sigma(ray: Ray, trial: TrialOutcome) -> float:
     """Return the next σ: κ of f(x+s) = q(s) + (κ/3)‖s‖³, clipped so that the next step norm is within its bounds.
 
     After a step that was successful, but not very successful, σ is unchanged.
@@ -142,7 +142,7 @@ class SigmaRule:
         """Return the initial σ: `factor` in its unit if it is measured, otherwise the `sigma` of the state."""
         return self.bounded(factor * units.cubic) if self.measures_sigma0 else sigma
 
-    def after_trial(self, trial: Trial) -> float:
+    def after_trial(self, trial: TrialOutcome) -> float:
         """Return σ after a trial step (2.6)."""
         sigma, verdict = trial.sigma, trial.verdict
         if self.interpolates:

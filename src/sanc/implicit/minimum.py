@@ -106,7 +106,7 @@ class Minimum:
 
     def _extend(self, v: Any, base: Tensor) -> Tensor:
         """Return the vector with these free entries, and the entries of `base` for variables at a bound."""
-        full: Any = v if self._face is None or self._face.free_indices is None else self._face.extend(v, base)
+        full: Any = v if self._face is None or self._face.free_indices is None else self._face.embed(v, base)
         return full  # type: ignore[no-any-return]
 
     def matches(self, x: Tensor, theta: tuple[Tensor, ...]) -> bool:

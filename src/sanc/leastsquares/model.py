@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sanc.core.dense import DenseModel
 from sanc.core.model import KrylovSubspace
 from sanc.core.point import Point
-from sanc.core.ratio import Trial, Verdict
+from sanc.core.ratio import TrialOutcome, Verdict
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.core.units import FIRST_SIGMA, Units
 from sanc.leastsquares.accelerated import accelerated
@@ -28,7 +28,7 @@ class GaussNewtonRule(SigmaRule):
     does.
     """
 
-    def after_trial(self, trial: Trial) -> float:
+    def after_trial(self, trial: TrialOutcome) -> float:
         """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
         if trial.verdict is Verdict.VERY_SUCCESSFUL:
             return self.bounded(self.min_factor * trial.sigma)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sanc.core.oracle import Oracle
-from sanc.core.runs.consistency import ASYMMETRY_FACTOR
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
+from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
 from sanc.leastsquares.oracle import Evaluation, ResidualOracle
 
 

@@ -117,8 +117,8 @@ class ManyIteration:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
         length = torch.maximum(rows.unit_length, rows.x_norm)
-        f_scale = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length, rows.unit_value)
-        below_cancellation = rules.is_within_cancellation(actual, predicted, f_scale, eps)
+        term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length, rows.unit_value)
+        below_cancellation = rules.is_within_cancellation(actual, predicted, term_size, eps)
         below_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
         indices = torch.nonzero(below_cancellation).reshape(-1)
         if len(indices) == 0:

@@ -61,9 +61,9 @@ def largest_term(value: Tensor, hessian_norm: Tensor, length: Tensor, unit_value
     return torch.maximum(value.abs(), torch.minimum(hessian_norm * length * length, unit_value))
 
 
-def is_within_cancellation(actual: Tensor, predicted: Tensor, f_scale: Tensor, eps: float) -> Tensor:
+def is_within_cancellation(actual: Tensor, predicted: Tensor, term_size: Tensor, eps: float) -> Tensor:
     """Return where the decrease of f is below the cancellation error (as `is_within_cancellation` of the core)."""
-    return (actual.abs() <= CANCELLATION_ERRORS * eps * f_scale) & (predicted <= math.sqrt(eps) * f_scale)
+    return (actual.abs() <= CANCELLATION_ERRORS * eps * term_size) & (predicted <= math.sqrt(eps) * term_size)
 
 
 @dataclass(frozen=True, slots=True)

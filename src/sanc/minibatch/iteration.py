@@ -45,7 +45,7 @@ from sanc.minibatch.metrics.base import (
     require_finite_direction,
 )
 from sanc.minibatch.settings import Minibatch
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 _FIRST_PROBE = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
@@ -109,7 +109,7 @@ class MinibatchIteration:
         assert method.minibatch is not None
         self.method, self.settings = method, cast("Minibatch", method.minibatch)
         self.second_order = Iteration(method, seed, one_sample=True)
-        self._state = State(seed, averaged=not self.settings.curvature)
+        self._state = MinibatchState(seed, averaged=not self.settings.curvature)
         self._unread: _UnreadStep | None = None
         self._late_record: Record | None = None  # see `read_record`
         self.has_returned = False
@@ -125,13 +125,13 @@ class MinibatchIteration:
         return self.__dict__
 
     @property
-    def state(self) -> State:
+    def state(self) -> MinibatchState:
         """The state after the last step, whose results are read now if they were not yet."""
         self._read_last_step()
         return self._state
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: MinibatchState) -> None:
         self._state = state
 
     @property
@@ -169,7 +169,7 @@ class MinibatchIteration:
         self._read_last_step()
         return self._late_record
 
-    def _update_state(self, **changes: Any) -> State:
+    def _update_state(self, **changes: Any) -> MinibatchState:
         """Replace fields of the state; return the new state."""
         self._state = replace(self._state, **changes)
         return self._state
@@ -178,7 +178,7 @@ class MinibatchIteration:
         """Choose the phase from the losses of batches, and make one step of it."""
         state = self._update_state(averaged=True) if not oracle.has_values and not self.state.averaged else self.state
         oracle.begin(state.iteration, products=not state.averaged)
-        if state.weight_unit == 0.0:
+        if state.parameter_unit == 0.0:
             if oracle.has_values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
@@ -582,7 +582,7 @@ class MinibatchIteration:
         """Continue from what `numbers`, `vectors` and `tensors` returned."""
         state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
         second_order, others = saving.split(vectors)
-        self.state, self._unread, self._late_record = State(**state_numbers, **others), None, None
+        self.state, self._unread, self._late_record = MinibatchState(**state_numbers, **others), None, None
         self.second_order.restore(numbers["second_order"], second_order)
         self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
 
@@ -636,6 +636,6 @@ class MinibatchIteration:
     def reset(self) -> None:
         """Reset everything but the counts, for vectors of another dimension."""
         state = self.state
-        self.state = State(state.seed, state.iteration, state.seconds, state.averaged)
+        self.state = MinibatchState(state.seed, state.iteration, state.seconds, state.averaged)
         self.second_order.reset()
         self._preconditioner, self._saved_tensors = None, ()

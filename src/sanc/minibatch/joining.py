@@ -12,7 +12,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.saved import vectors_of
 from sanc.core.space import Space, Vector
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 _AGE_LOSS = 0.5
 """When parameters join, the age of the others in the average is limited to (1 − this) times the steps made, because
@@ -23,7 +23,7 @@ Rearrange = Callable[[Tensor | None, Tensor], Tensor]
 earlier parameters (None: zero). The others have the entries of the second argument."""
 
 
-def rearranged_vectors(state: State, rearrange: Rearrange, x: Tensor, *, joins: bool) -> dict[str, Any]:
+def rearranged_vectors(state: MinibatchState, rearrange: Rearrange, x: Tensor, *, joins: bool) -> dict[str, Any]:
     """Return the fields of the state for other parameters with the values x; `joins`: some of them are new."""
     zeros = torch.zeros_like(x)
     fills = {
@@ -43,7 +43,7 @@ def rearranged_vectors(state: State, rearrange: Rearrange, x: Tensor, *, joins: 
     return changes
 
 
-def new_parameters(state: State, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
+def new_parameters(state: MinibatchState, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:
     """Return which parameters have joined since the last step, so that the metric has no gradient of them."""
     if state.joined_at is None:
         return []
@@ -53,7 +53,7 @@ def new_parameters(state: State, shapes: Sequence[tuple[int, ...]], space: Space
     return [count > 0 for count in total_counts.tolist()]
 
 
-def gradient_growth(state: State, g: Vector, norm: float, oracle: Oracle) -> float:
+def gradient_growth(state: MinibatchState, g: Vector, norm: float, oracle: Oracle) -> float:
     """Return the factor by which the entries of new parameters raise ‖g‖², given ‖g‖."""
     assert state.joined_at is not None
     space = oracle.space

@@ -8,7 +8,7 @@ from typing import Any
 
 from sanc.core.saved import require_fields, require_vector_names, state_error
 from sanc.errors import ArgumentError
-from sanc.minibatch.state import INITIAL_DISTANCE, State
+from sanc.minibatch.state import INITIAL_DISTANCE, MinibatchState
 
 _FOR_DISTANCE = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
@@ -32,8 +32,8 @@ def split(vectors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metric: bool) -> None:
     """Raise an error unless these are numbers and names of vectors of a saved state, which belong together."""
-    require_fields(where, numbers, State, ("second_order",))
-    require_vector_names(where, vectors, State)
+    require_fields(where, numbers, MinibatchState, ("second_order",))
+    require_vector_names(where, vectors, MinibatchState)
     if numbers["steps"] and not has_metric:
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])

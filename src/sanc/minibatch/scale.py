@@ -34,7 +34,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.settings import BELOW_INFINITY, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
 from sanc.minibatch.metrics.base import matrix_sides
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 _FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
@@ -93,7 +93,7 @@ class StepScale(Piece):
     horizon: int = setting(0, COUNT)
     lower_bound: float = setting(0.0, BELOW_INFINITY)
 
-    def size(self, state: State) -> float:
+    def size(self, state: MinibatchState) -> float:
         """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
         In wide networks it grows more slowly, as √(steps/width). This starts again when parameters join, because one
@@ -108,7 +108,7 @@ class StepScale(Piece):
         ramp = min(ramp, math.sqrt((steps + 1) / state.width)) if self.warm_up and state.width else ramp
         decay = math.sqrt(1.0 + steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
         decay = self.horizon / max(self.horizon - state.steps, 1) if self.horizon else decay
-        return state.weight_unit * base * ramp / decay * state.eta_reduction
+        return state.parameter_unit * base * ramp / decay * state.eta_reduction
 
 
 def rate_factor(rate: float, peak: float) -> float:
@@ -119,12 +119,12 @@ def rate_factor(rate: float, peak: float) -> float:
     return min(peak, rate / _DECAY_THRESHOLD)
 
 
-def typical_step_norm(state: State, step: StepScale, dim: int) -> float:
+def typical_step_norm(state: MinibatchState, step: StepScale, dim: int) -> float:
     """Return ‖s‖ of an averaged step, in which every coordinate changes by about η."""
-    return state.weight_unit * step.scale * math.sqrt(dim)
+    return state.parameter_unit * step.scale * math.sqrt(dim)
 
 
-def first_reduction(state: State, step: StepScale, value: float, step_norm: float, dim: int) -> float:
+def first_reduction(state: MinibatchState, step: StepScale, value: float, step_norm: float, dim: int) -> float:
     """Return the factor of η at the start of averaging.
 
     The second-order phase has converged if it reduced the loss below 1 %, and the norm of its last step, `step_norm`,
@@ -136,7 +136,7 @@ def first_reduction(state: State, step: StepScale, value: float, step_norm: floa
 
 
 class DistanceBound(NamedTuple):
-    """The numbers of `State` that an update of the distance bound changes."""
+    """The numbers of `MinibatchState` that an update of the distance bound changes."""
 
     step_norm_sum: float
     offset_norm: float
@@ -146,7 +146,7 @@ class DistanceBound(NamedTuple):
 
 
 def updated_distance_bound(
-    state: State, step_norm_sum: float, offset_norm: float, inner_product: float, direction_sum_norm: float
+    state: MinibatchState, step_norm_sum: float, offset_norm: float, inner_product: float, direction_sum_norm: float
 ) -> DistanceBound:
     """Return the bound after a step, and a larger η if it was reduced and the last steps are aligned.
 
@@ -157,11 +157,11 @@ def updated_distance_bound(
     numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
     distance = state.distance
     if direction_sum_norm > 0.0 and math.isfinite(numerator / direction_sum_norm):
-        distance = max(distance, numerator / direction_sum_norm / state.weight_unit)
+        distance = max(distance, numerator / direction_sum_norm / state.parameter_unit)
     return DistanceBound(step_norm_sum, offset_norm, eta_reduction, numerator, distance)
 
 
-def distance_weight(state: State) -> float:
+def distance_weight(state: MinibatchState) -> float:
     """Return λ of the next direction."""
     return (1.0 - DISTANCE_DECAY) * state.distance * state.distance
 
@@ -206,7 +206,7 @@ def _geometric_mean(numbers: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(weight * math.log(number) for number, weight in numbers) / total) if total else 0.0
 
 
-def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
+def parameter_unit(weight: float, value: float, gradient_sum: float) -> float:
     """Return the unit of η: a typical weight at the first point.
 
     To first order, a change of all coordinates by `weight` changes the loss by at most `weight` times `gradient_sum`,
@@ -220,7 +220,7 @@ def weight_unit(weight: float, value: float, gradient_sum: float) -> float:
 
 
 def measure_weights(x: Vector, oracle: Oracle) -> dict[str, float]:
-    """Return the unit of η and the width, which are fields of `State`, at the first point x.
+    """Return the unit of η and the width, which are fields of `MinibatchState`, at the first point x.
 
     The unit follows from the weights and, if they are known, the loss and its gradient.
     """
@@ -230,4 +230,4 @@ def measure_weights(x: Vector, oracle: Oracle) -> dict[str, float]:
         local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
         gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
     typical = typical_matrix(space.tensor(x), oracle.shapes, space.sum_over_ranks)
-    return {"weight_unit": weight_unit(typical.weight, value, gradient_sum), "width": typical.width}
+    return {"parameter_unit": parameter_unit(typical.weight, value, gradient_sum), "width": typical.width}

@@ -14,7 +14,7 @@ _RESET_ON_RESTART = {"reset_on_restart": True}
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MinibatchState:
     """The state of the iteration without the preconditioner: numbers and vectors.
 
     Each field has its meaning as a comment behind it. Vectors are never changed in place, and only the iteration writes
@@ -41,7 +41,7 @@ class State:
     # The averaged phase: units and gradient norms.
     weight_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of the weights in the average
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
-    weight_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
+    parameter_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
     width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
     # Gradient norms in units of `gradient_unit`; the last three belong to the first steps.
     grad_norm_mean_square: float = field(default=1.0, metadata=_RESET_ON_RESTART)

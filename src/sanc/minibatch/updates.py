@@ -15,7 +15,7 @@ from sanc.minibatch import scale, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
 from sanc.minibatch.scale import StepScale
 from sanc.minibatch.settings import Average, Minibatch
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 _OUTLIER_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
@@ -36,12 +36,14 @@ _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
 
 
-def updates_distance(state: State) -> bool:
+def updates_distance(state: MinibatchState) -> bool:
     """Whether the next step updates the distance bound."""
     return state.steps < watch.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
-def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: bool = False) -> StepScalars[float]:
+def step_scalars(
+    state: MinibatchState, settings: Minibatch, rate: float, *, has_values: bool = False
+) -> StepScalars[float]:
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > watch.RELIABLE_MEAN_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
@@ -60,7 +62,7 @@ def step_scalars(state: State, settings: Minibatch, rate: float, *, has_values: 
     )
 
 
-def _checked_size(step_scale: StepScale, state: State) -> float:
+def _checked_size(step_scale: StepScale, state: MinibatchState) -> float:
     """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
     size = step_scale.size(state)
     if not (is_number(size) and 0.0 <= size < math.inf):
@@ -71,7 +73,7 @@ def _checked_size(step_scale: StepScale, state: State) -> float:
     return size
 
 
-def _lower_bound(state: State, step: StepScale) -> float:
+def _lower_bound(state: MinibatchState, step: StepScale) -> float:
     """Return a lower bound of the loss, or −∞ if the losses so far show that there is none.
 
     Roundoff may put the loss at its bound. If the mean loss never exceeds the bound, it is not used, as with the loss
@@ -80,7 +82,7 @@ def _lower_bound(state: State, step: StepScale) -> float:
     return -math.inf if state.below_bound or state.loss_mean <= step.lower_bound else step.lower_bound
 
 
-def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
+def adapted_offset(state: MinibatchState, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
     """Return z − x and, while the caller projects x, the change of x by the projection after the last step.
 
     The change points into the feasible set. An entry of the offset with the opposite sign would lead out of it again,
@@ -93,7 +95,7 @@ def adapted_offset(state: State, x: Tensor, space: Space) -> tuple[Tensor | None
     return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
 
-def _last_weight(state: State, settings: Minibatch) -> float:
+def _last_weight(state: MinibatchState, settings: Minibatch) -> float:
     """Return a lower bound of c if the horizon is known: the average covers as many iterates as steps remain; else 0.
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
@@ -104,7 +106,7 @@ def _last_weight(state: State, settings: Minibatch) -> float:
     return (p + 1.0) / (remaining + p + 1.0)
 
 
-def average_weights(state: State, settings: Minibatch, average_weight: float, space: Space) -> Tensor | None:
+def average_weights(state: MinibatchState, settings: Minibatch, average_weight: float, space: Space) -> Tensor | None:
     """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
 
     The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
@@ -118,7 +120,7 @@ def average_weights(state: State, settings: Minibatch, average_weight: float, sp
     return torch.where(joined_at > 0.0, weights, average_weight)
 
 
-def began_with_outliers(state: State, grad_norm: float) -> bool:
+def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
     """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
     far_smaller = state.far_smaller_gradients + 1 if _is_far_smaller(state, grad_norm / state.gradient_unit) else 0
     return 0 < state.steps <= watch.RELIABLE_MEAN_STEPS and far_smaller >= (
@@ -126,17 +128,17 @@ def began_with_outliers(state: State, grad_norm: float) -> bool:
     )
 
 
-def _is_far_smaller(state: State, norm: float) -> bool:
+def _is_far_smaller(state: MinibatchState, norm: float) -> bool:
     """Whether a gradient norm, in units of the first, is far smaller than all before."""
     return _FIRST_OUTLIERS * norm < state.smallest_grad_norm
 
 
 def changes_by_restart() -> dict[str, Any]:
     """Return the fields of the state that change when averaging is restarted, with their initial values."""
-    return {item.name: item.default for item in fields(State) if "reset_on_restart" in item.metadata}
+    return {item.name: item.default for item in fields(MinibatchState) if "reset_on_restart" in item.metadata}
 
 
-def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
+def changes_by_loss(state: MinibatchState, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
     """Return the fields of the state that follow from the loss at x and the `lower_bound` of the settings."""
     loss_mean = watch.updated_loss_mean(state, value)
     is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
@@ -145,7 +147,7 @@ def changes_by_loss(state: State, x: Vector, value: float, lower_bound: float) -
 
 
 def changes_by_results(
-    state: State, settings: Minibatch, scalars: StepScalars[float], results: StepResults
+    state: MinibatchState, settings: Minibatch, scalars: StepScalars[float], results: StepResults
 ) -> dict[str, Any]:
     """Return the numbers of the state that follow from the results of a step."""
     norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
@@ -165,13 +167,13 @@ def changes_by_results(
     return changes | _changes_by_norms(state, results) | _changes_of_distance_bound(state, scalars, results)
 
 
-def _iterate_weight(state: State, average: Average) -> float:
+def _iterate_weight(state: MinibatchState, average: Average) -> float:
     """Return the weight of the next iterate in the average, k^p."""
     weight: float = (state.steps + 1.0) ** average.weighting
     return weight
 
 
-def _changes_by_norms(state: State, results: StepResults) -> dict[str, Any]:
+def _changes_by_norms(state: MinibatchState, results: StepResults) -> dict[str, Any]:
     """Return the fields that follow from ‖x‖², which shows whether the caller has changed x."""
     changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
     by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
@@ -187,7 +189,9 @@ def _changes_by_norms(state: State, results: StepResults) -> dict[str, Any]:
     return changes
 
 
-def _changes_of_distance_bound(state: State, scalars: StepScalars[float], results: StepResults) -> dict[str, float]:
+def _changes_of_distance_bound(
+    state: MinibatchState, scalars: StepScalars[float], results: StepResults
+) -> dict[str, float]:
     """Return the changes by the distance bound; none if the step did not update it."""
     if results.unit_step_norm is None:
         return {}

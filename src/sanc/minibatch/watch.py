@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sanc.core.space import NEAR_INFINITY, Vector
 from sanc.errors import NonFiniteError, NonFiniteStartError
-from sanc.minibatch.state import State
+from sanc.minibatch.state import MinibatchState
 
 _REQUIRED_REDUCTION = 0.5
 """The second-order phase continues only if the loss falls by this factor within the limits below."""
@@ -37,7 +37,9 @@ RELIABLE_MEAN_STEPS = 20
 """Averaged steps after which running means are reliable."""
 
 
-def compare_batches(state: State, x: Vector, value: float, noise: float, eps: float) -> tuple[bool, dict[str, Any]]:
+def compare_batches(
+    state: MinibatchState, x: Vector, value: float, noise: float, eps: float
+) -> tuple[bool, dict[str, Any]]:
     """Compare the loss of a new batch at x with the loss that the last step reached there on its own batch.
 
     Return whether the second-order phase continues, and the fields of the state that change. The phase continues if the
@@ -64,7 +66,7 @@ def compare_batches(state: State, x: Vector, value: float, noise: float, eps: fl
 
 
 class LossMean(NamedTuple):
-    """The running mean of the loss, as fields of `State`."""
+    """The running mean of the loss, as fields of `MinibatchState`."""
 
     loss_count: int
     loss_mean: float
@@ -72,7 +74,7 @@ class LossMean(NamedTuple):
     lowest_loss_mean: float
 
 
-def updated_loss_mean(state: State, value: float) -> LossMean:
+def updated_loss_mean(state: MinibatchState, value: float) -> LossMean:
     """Return the running mean and variance with one more loss, and the lowest mean."""
     if math.isnan(state.loss_mean):
         count, mean, variance, lowest = 0, value, 0.0, value
@@ -87,18 +89,18 @@ def updated_loss_mean(state: State, value: float) -> LossMean:
     return LossMean(count, mean, variance, min(mean, lowest))
 
 
-def has_risen(state: State) -> bool:
+def has_risen(state: MinibatchState) -> bool:
     """Whether the mean loss is far above its lowest value."""
     rise = state.loss_mean - state.lowest_loss_mean
     return state.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(state.loss_variance)
 
 
-def has_stagnated(state: State) -> bool:
+def has_stagnated(state: MinibatchState) -> bool:
     """Whether the mean loss has not fallen since the last test."""
     return state.loss_mean > state.probed_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)
 
 
-def report_nonfinite(state: State, note: str, value: float, grad_norm: float) -> None:
+def report_nonfinite(state: MinibatchState, note: str, value: float, grad_norm: float) -> None:
     """Warn after a few consecutive batches that were skipped, and raise after many."""
     count = state.nonfinite_batches
     if count == state.iteration + 1 == _NONFINITE_START_LIMIT:  # no batch was finite so far

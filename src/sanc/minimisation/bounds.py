@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sanc.core.bounded.bounds import Box
 from sanc.core.bounded.box_model import BoundedModel
-from sanc.core.bounded.faces import weakly_active
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note
+from sanc.core.runs.faces import weakly_active
 from sanc.core.runs.run import Run
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status

@@ -6,7 +6,7 @@ released together. A `FaceOracle` evaluates f as a function of the free variable
 certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
 are the same objects, and the steps are those without bounds bit for bit.
 
-`sanc.core.bounded.faces` changes the face of a run, and `sanc.core.bounded.box_model` has the step: a minimiser of the
+`sanc.core.runs.faces` changes the face of a run, and `sanc.core.bounded.box_model` has the step: a minimiser of the
 cubic model in the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
 """
 
@@ -143,26 +143,26 @@ class FaceOracle(WrappedOracle):
         return self.inner
 
     def full_vector(self, v: Vector) -> Vector:
-        return v if self.free_indices is None else self.extend(v, self.point)
+        return v if self.free_indices is None else self.embed(v, self.point)
 
     def full_point(self, x: Vector) -> Vector:
         if self.free_indices is None:
             return x
         if self._current is not None and self._current[0] is x:
             return self._current[1]
-        return self._full_points.get(x, self._extend)
+        return self._full_points.get(x, self._embed)
 
-    def _extend(self, x: Vector) -> Vector:
-        return self.extend(x, self.point)
+    def _embed(self, x: Vector) -> Vector:
+        return self.embed(x, self.point)
 
-    def extend(self, v: Vector, base: Vector) -> Vector:
+    def embed(self, v: Vector, base: Vector) -> Vector:
         """Return a new vector with the entries of v, and the entries of `base` where variables are held."""
         tensor = self.inner.space.tensor(base).clone()
         tensor[self.free_indices] = self.space.tensor(v)
         return self.inner.space.vector(tensor)
 
     def full_step(self, s: Vector) -> Vector:
-        return s if self.free_indices is None else self.extend(s, self.inner.space.zeros())
+        return s if self.free_indices is None else self.embed(s, self.inner.space.zeros())
 
     def keep(self, x: Vector, full: Vector) -> None:
         """Keep the full vector of x, the current point of the run, which the cache might drop."""
@@ -232,7 +232,7 @@ class _FaceOperator(Operator):
 
     def _multiply(self, v: Vector) -> Vector:
         """Return the product in the whole space."""
-        return self.inner(self.face.extend(v, self._zeros))
+        return self.inner(self.face.embed(v, self._zeros))
 
     def gradient(self) -> Vector:
         return self.face.compress(self.inner.gradient())
@@ -248,7 +248,7 @@ class _FaceOperator(Operator):
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error of the product, by the error in the whole space."""
         full = self._full_products.get(v, self._multiply)
-        return self.inner.error(self.face.extend(v, self._zeros), full)
+        return self.inner.error(self.face.embed(v, self._zeros), full)
 
     def release(self) -> None:
         self.inner.release()

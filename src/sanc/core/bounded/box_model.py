@@ -162,17 +162,17 @@ class BoundedSubspace:
         return self.inner.dim
 
     @property
-    def problem(self) -> str:
+    def failure(self) -> str:
         """Why no step can be made."""
-        return self.inner.problem
+        return self.inner.failure
 
     def ritz_vector(self) -> Vector:
         """Return the vector of the left-most Ritz pair."""
         return self.inner.ritz_vector()
 
-    def failed(self, problem: str) -> BoundedSubspace:
+    def failed(self, failure: str) -> BoundedSubspace:
         """Return the subspace after a product that was not finite."""
-        return BoundedSubspace(self.model, self.inner.failed(problem), self.here)
+        return BoundedSubspace(self.model, self.inner.failed(failure), self.here)
 
     def release(self) -> None:
         """Release the memory of the products."""

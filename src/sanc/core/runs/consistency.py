@@ -1,7 +1,7 @@
 """Consistency of f, its gradient and its Hessian products as a caller supplies them, and noise in f.
 
 A stalled run does not reveal its cause. A few more evaluations show whether the gradient belongs to another function,
-the Hessian product is asymmetric, or the values are noisy. Each `check_…` returns a sentence about the defect, or an
+the Hessian product is asymmetric, or the values are noisy. Each `find_…` returns a sentence about the defect, or an
 empty string if there is none.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.core.spectrum.product_errors import NONLINEARITY_FACTOR, measure_nonlinearity
 
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
@@ -35,10 +36,6 @@ _RELIABLE_ERRORS = 4.0
 _DIFFERENCE_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
-ASYMMETRY_FACTOR = 10.0
-"""Products are asymmetric if the squared asymmetry exceeds this many times the sum of their squared errors."""
-NONLINEARITY_FACTOR = 10.0
-"""Asymmetry up to this many times the measured nonlinearity counts as inaccuracy: ten errors, as for differences."""
 _REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 ENDING_NOISE = 1e6
@@ -51,9 +48,9 @@ NOISE_DIFFERENCES = 3
 DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
 _POINT_ROUNDING = 0.1
-"""Noise up to this fraction of the differences between neighbouring points may come from rounding the points: 1e-3 of
-them along the line by `NOISE_SPACING`, and more if f changes faster across it. Where f is near zero, this exceeds the
-roundoff of f."""
+"""Noise up to this fraction of the differences between neighbouring points may come from rounding the points. Along the
+line that is 1e-3 of them, by `NOISE_SPACING`, and more across it if f changes faster there. Near a zero of f it exceeds
+the roundoff of f."""
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float) -> tuple[float, float]:
@@ -84,7 +81,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float)
     return ratio, error
 
 
-def check_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_wrong_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe how the values near x contradict the gradient."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
@@ -126,14 +123,14 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length_scale: float) -
 
 
 def estimate_gradient_noise(oracle: Oracle, x: Vector, length_scale: float, seed: int = 0) -> float:
-    """Estimate the noise of the gradient near x from third differences on a line, as `check_noise` does for f."""
+    """Estimate the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
     differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length_scale, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
     return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
 
-def check_small_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_wrong_small_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe a directional derivative of f at x that is far larger than the small gradient there.
 
     Central differences along a random direction with two steps, far below `length_scale`, have to agree.
@@ -156,7 +153,7 @@ def check_small_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     )
 
 
-def check_gradient_norms(oracle: Oracle, x: Vector, largest_norm: float) -> str:
+def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) -> str:
     """Describe differenced gradients whose largest norm is below the error that roundoff in f causes."""
     error = oracle.gradient_error(x)
     if error == 0.0 or largest_norm > _RELIABLE_ERRORS * error:
@@ -164,7 +161,7 @@ def check_gradient_norms(oracle: Oracle, x: Vector, largest_norm: float) -> str:
     return difference_error_message(error)
 
 
-def check_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> str:
+def find_large_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> str:
     """Describe a differenced gradient whose error far exceeds the tolerance on its norm."""
     error = oracle.gradient_error(x)
     return difference_error_message(error) if error > _RELIABLE_ERRORS * tolerance else ""
@@ -184,7 +181,7 @@ def truncation_message(gradient_error: float) -> str:
     return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
-def check_curvature(oracle: Oracle, x: Vector, length_scale: float, tolerance: float) -> str:
+def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolerance: float) -> str:
     """Describe a curvature of f at x that differences of the caller's gradient miss.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
@@ -252,7 +249,7 @@ def _best_second_difference(
     return min(candidates, default=(math.inf, math.nan))
 
 
-def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
+def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
     """Describe an asymmetric Hessian product at x."""
     space, operator = oracle.space, oracle.hessian(x)
     u, v = (space.normal(np.random.default_rng((seed, k))) for k in range(2))
@@ -273,23 +270,7 @@ def check_symmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
     return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
 
 
-def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed: int = 0) -> float:
-    """Return the largest of three ‖H(au + bv) − aHu − bHv‖ with random unit vectors u, v and au + bv.
-
-    Products that are exact to roundoff are linear to roundoff, even with a wrong or asymmetric Hessian.
-    """
-    largest = 0.0
-    for k in range(3):
-        u, v = (space.normal(np.random.default_rng((seed, k, j))) for j in range(2))
-        u, v = u / space.norm(u), v / space.norm(v)
-        norm = space.norm(u + v)
-        if norm > 0.0:
-            of_sum, sum_of_products = product((u + v) / norm), product(u) / norm + product(v) / norm
-            largest = max(largest, space.norm(of_sum - sum_of_products))
-    return largest
-
-
-def check_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
+def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
     It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). With differenced
@@ -314,4 +295,6 @@ def _points_on_line(space: Space, x: Vector, length_scale: float, seed: int) -> 
 
 def find_stall_cause(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe what may have stalled a run."""
-    return check_symmetry(oracle, x) or check_noise(oracle, x, length_scale) or check_gradient(oracle, x, length_scale)
+    return (
+        find_asymmetry(oracle, x) or find_noise(oracle, x, length_scale) or find_wrong_gradient(oracle, x, length_scale)
+    )

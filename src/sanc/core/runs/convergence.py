@@ -46,7 +46,7 @@ def stationary_ending(run: Run) -> Ending:
     max_products = run.limits.max_products
     measured = _measures_units(run)
     if measured and run.oracle.gradient_of_caller:
-        cause = consistency.check_small_gradient(run.oracle, run.x, run.initial_units.length)
+        cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length)
         if cause:
             return Ending(Status.INCONSISTENT, cause)
     if run.iterations and not run.limits.certify:
@@ -179,7 +179,7 @@ def _difference_error_cause(run: Run) -> str:
     norms = [record.grad_norm * run.scale_of_f for record in run.history]
     largest_norm = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     largest_norm = max(largest_norm, run.iteration.grad_norm, _REPORTED_DIFFERENCE_ERROR * run.limits.tol)
-    return consistency.check_gradient_norms(run.oracle, run.x, largest_norm)
+    return consistency.find_unreliable_gradients(run.oracle, run.x, largest_norm)
 
 
 def _difference_limit_cause(run: Run, cert: Certificate) -> str:
@@ -190,7 +190,7 @@ def _difference_limit_cause(run: Run, cert: Certificate) -> str:
     beyond the error of one product.
     """
     error = run.oracle.gradient_error(run.x)
-    cause = consistency.check_difference_error(run.oracle, run.x, run.tol)
+    cause = consistency.find_large_difference_error(run.oracle, run.x, run.tol)
     product_error = cert.ritz_error / math.sqrt(max(cert.products, 1))  # `ritz_error` is a sum over all products
     is_positive = cert.second_order or cert.lambda_min > product_error
     if not cause and error > run.limits.tol and not is_positive:
@@ -205,4 +205,4 @@ def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
         return ""
     length_scale = max(run.units.length, oracle.space.norm(run.x)) or 1.0
     with oracle.uncounted():
-        return consistency.check_curvature(oracle, run.x, length_scale, cert.eps_curvature)
+        return consistency.find_missed_curvature(oracle, run.x, length_scale, cert.eps_curvature)

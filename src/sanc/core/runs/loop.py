@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-from sanc.core.bounded.faces import enter_face, release_weak_bounds
 from sanc.core.record import Record
 from sanc.core.runs.convergence import (
     error_is_negligible,
@@ -16,6 +15,7 @@ from sanc.core.runs.convergence import (
     stall_ending,
     stationary_ending,
 )
+from sanc.core.runs.faces import enter_face, release_weak_bounds
 from sanc.core.runs.run import Run
 from sanc.core.runs.saddle import leave_saddle
 from sanc.core.runs.scaled import scaling_exponent

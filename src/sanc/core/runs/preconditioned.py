@@ -140,7 +140,7 @@ class PreconditionedRun(Run):
         self._limit_accuracy()
 
     @property
-    def change(self) -> PreconditionedOracle:
+    def preconditioned_oracle(self) -> PreconditionedOracle:
         """The oracle of f(Ly)."""
         oracle = super().objective
         assert isinstance(oracle, PreconditionedOracle)
@@ -149,12 +149,12 @@ class PreconditionedRun(Run):
     @property
     def objective(self) -> Oracle:
         """The oracle of f."""
-        return self.change.inner
+        return self.preconditioned_oracle.inner
 
     @property
     def point(self) -> Vector:
         """The current point x."""
-        return self.change.original(self.x)
+        return self.preconditioned_oracle.original(self.x)
 
     @property
     def tol(self) -> float:
@@ -188,7 +188,7 @@ class PreconditionedRun(Run):
 
     def _limit_accuracy(self) -> None:
         """Set the tolerance up to which models are minimised: ‖∇f(x)‖ is at most the gradient norm over σ_min(L)."""
-        self.iteration.set_tolerance(self.limits.tol * self.change.lower_factor.smallest)
+        self.iteration.set_tolerance(self.limits.tol * self.preconditioned_oracle.lower_factor.smallest)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
@@ -196,6 +196,6 @@ class PreconditionedRun(Run):
         if exponent:
             original = ScaledOracle(original, exponent)
         certificate, v = self._probe(original, self.point, max_products, seed)
-        direction: Any = self.change.solve(v)
+        direction: Any = self.preconditioned_oracle.solve(v)
         norm = self.oracle.space.norm(direction)
         return certificate, direction / norm if 0.0 < norm < math.inf else direction

@@ -76,12 +76,12 @@ class StepMonitor:
         cause = self._gradient_cause(oracle, step, length_scale)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
         if checks_symmetry and not cause:
-            cause = consistency.check_symmetry(oracle, step.after)
+            cause = consistency.find_asymmetry(oracle, step.after)
         if cause:
             return Ending(Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
-            cause = consistency.check_noise(oracle, step.after, length_scale, consistency.ENDING_NOISE)
+            cause = consistency.find_noise(oracle, step.after, length_scale, consistency.ENDING_NOISE)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
     def _gradient_cause(self, oracle: Oracle, step: MadeStep, length_scale: float) -> str:
@@ -93,7 +93,7 @@ class StepMonitor:
         self.mismatches += 1
         if not step.stays and self.mismatches <= _ALLOWED_MISMATCHES:
             return ""
-        cause = consistency.check_gradient(oracle, step.after, length_scale)
+        cause = consistency.find_wrong_gradient(oracle, step.after, length_scale)
         self.gradient_verified = not cause
         return cause
 

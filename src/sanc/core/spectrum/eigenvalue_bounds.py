@@ -27,10 +27,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.runs.consistency import ASYMMETRY_FACTOR, NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.space import ROUNDING_ERRORS, Floats, Space, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import Krylov, Lanczos
+from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR, NONLINEARITY_FACTOR, measure_nonlinearity
 
 _SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
