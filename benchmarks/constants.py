@@ -75,7 +75,7 @@ BOUNDS: Mapping[str, Sequence[float]] = {
     "core.bounded.box_model.ARMIJO_SHARE": (1e-6, 0.1),
     "core.bounded.box_model.MODEL_HALVINGS": (10, 100),
     "core.bounded.box_model.SHORTER_STEP": (0.4, 0.95),
-    "core.bounded.box_model._SIGMA_INCREASE": (2.0, 16.0),
+    "core.bounded.box_model.SIGMA_INCREASE": (2.0, 16.0),
     "core.bounded.box_model._CG_RESIDUAL": (0.1, 1e-4),
 }
 """Constants of runs with bounds."""

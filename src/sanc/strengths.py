@@ -36,6 +36,8 @@ _LOSS_ERROR, _LARGEST_LOSS_ERROR = 1e-4, 1e-2
 `tol`, and from the second one it counts as failed if it cannot continue."""
 _MOST_FITS, _LEAST_TOL = 4, 1e-12
 """The most fits of one strength, and the smallest `tol` of one: about the roundoff of a gradient in float64."""
+_TOL_REDUCTION, _NEEDED_SHARE = 0.1, 0.5
+"""Largest factor of `tol` from one fit to the next, and the `tol` of the next one relative to what its error needs."""
 _LARGEST_LOG_CHANGE = 2.0
 """Largest change of log C along which the derivatives of w predict the start of a fit."""
 _RTOL = 1e-6
@@ -216,11 +218,11 @@ class HeldOutLoss:
                 return
             norm = max(float(np.linalg.norm(fit.system.adjoint)), np.finfo(np.float64).tiny)
             error = norm * float(np.linalg.norm(result.jac))
-            self._needed_tol[fold] = 0.5 * _LOSS_ERROR * fit.loss / norm
+            self._needed_tol[fold] = _NEEDED_SHARE * _LOSS_ERROR * fit.loss / norm
             fit.converged = error <= _LARGEST_LOSS_ERROR * fit.loss
             if error <= _LOSS_ERROR * fit.loss or tol <= _LEAST_TOL:
                 return
-            tol = max(_LEAST_TOL, min(0.1 * tol, self._needed_tol[fold]))
+            tol = max(_LEAST_TOL, min(_TOL_REDUCTION * tol, self._needed_tol[fold]))
 
     def _system(self, fold: int, made: Evaluation) -> tuple[Array, _System]:
         """Return the coefficients of a fit and its linear systems, which are formed again if they were dropped."""

@@ -115,10 +115,10 @@ class StepRandomness:
     A generator that closures do not draw from is not written to, since its sequence may belong to other threads. If the
     process has no other threads, all generators are seeded.
 
-    An evaluation tests a generator that is not seeded, once for each kind of evaluation and whenever another draw from
-    it is unexplained. First it is seeded, and the closure draws if the state changes and no other thread draws
-    afterwards (`_test_seeded`). If other threads do draw, the closure is called twice, and draws if the losses differ
-    (`_test_twice`).
+    Whether a closure draws from a generator is tested at the first evaluation of each kind, and again when its state
+    changed for an unknown reason. First the generator is seeded: if its state changes and no other thread draws
+    afterwards, the closure draws (`_test_seeded`). If other threads draw, the closure is called twice, and draws if the
+    losses differ (`_test_twice`).
 
     Attributes
     ----------

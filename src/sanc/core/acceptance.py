@@ -161,9 +161,9 @@ def _accepted(
 def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict) -> Decision:
     """Return the decision after an evaluation of the gradient at the new point, with which the next iteration starts.
 
-    If that gradient is not finite, the step is rejected. `first_verdict` is the class of the first trial. If it is
-    successful and f still decreases at the end of the step, the step was too short, and σ is lowered. Longer steps
-    follow a very successful trial, so after them σ is not lowered here, whatever the class of the last one.
+    If that gradient is not finite, the step is rejected. `first_verdict` is the class of the first trial. σ is lowered
+    if that trial was successful, not very successful, and f still decreases at its end: the step was too short. Longer
+    steps follow very successful first trials only, so that σ is not lowered after them.
     """
     step, rule = decision.step, here.sigma_rule
     assert step is not None

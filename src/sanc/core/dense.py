@@ -102,7 +102,7 @@ class DenseModel(CubicModel):
         values, eigenvector_rows = eigenpairs(matrix)
         largest = float(np.abs(values).max())
         if values[0] > -_SINGULAR_RATIO * largest and np.abs(values).min() <= _SINGULAR_RATIO * largest:
-            return super().build_in(here, operator)  # of a null space, a Krylov space has the part in the gradient only
+            return super().build_in(here, operator)  # a Krylov space has no null vectors but those in the gradient
         projections = eigenvector_rows @ _array(here.space, here.g)
         return self.whole_space(here, operator, values, eigenvector_rows, projections)
 

@@ -204,12 +204,12 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, model_pro
 
 
 def _scaled(here: Point, d: Vector, sigma: float, model_proposes: bool) -> Vector:
-    """Return the step; without a model, that times σ0/σ, since σ grows with every value of f that is not finite."""
+    """Return the step. A method without a model scales it by σ0/σ: its σ grows when a value of f is not finite."""
     return d * (here.sigma_rule.sigma0 / sigma) if not model_proposes else d
 
 
 def _next_sigma(here: Point, sigma: float, model_proposes: bool, *, accepted: bool) -> float:
-    """Return σ, which changes only without a model."""
+    """Return the next σ. A step away from rejected cubic steps keeps it; a method without a model adapts it."""
     if model_proposes:
         return sigma
     return here.sigma_rule.after_acceptance(sigma) if accepted else here.sigma_rule.after_failure(sigma)

@@ -34,8 +34,8 @@ class Ray(NamedTuple):
     The minimiser satisfies −gᵀs = sᵀBs + σ‖s‖³, and the decrease is −½gᵀs + (σ/6)‖s‖³. With p = −gᵀs/(σ‖s‖³) the model
     of σ(t + (1−t)p)/t² has its minimum along s at t·s.
 
-    A step that bounds truncate does not minimise the model along itself. For such a step p is an estimate from its norm
-    and predicted decrease, and the resulting σ only bounds how much the next σ may change.
+    A step truncated by bounds does not minimise the model along its own direction. Then p is an estimate from the step
+    norm and the predicted decrease, and the resulting σ only bounds the change of the next σ.
 
     Attributes
     ----------

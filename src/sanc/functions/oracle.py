@@ -146,8 +146,12 @@ class CallableOperator(Operator):
         self.oracle, self.x = oracle, x
 
     def __call__(self, v: Vector) -> Vector:
+        self.oracle.meter.count_product(1)
+        return self.uncounted_product(v)
+
+    def uncounted_product(self, v: Vector) -> Vector:
+        """Return the product with `v` without counting it."""
         o = self.oracle
-        o.meter.count_product(1)
         if o.hessp is not None:
             return o.as_vector(o.hessp(o.as_argument(self.x), o.as_argument(v), *o.args), "hessp")
         if o.hess is not None:

@@ -194,9 +194,9 @@ class _DifferencedHessian(Operator):
         That shows one component of the error. Its norm is √n times as large if all components are alike.
         """
         o, norm = self._oracle, self._oracle.space.norm(v)
-        h = 2.0 * o.space.eps**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
-        value = o.value(self._x)
-        roundoff = float(16.0 * o.space.eps * abs(value) / (h * h) * norm)
+        step = o.space.eps**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
+        value, h = o.value(self._x), 2.0 * step
+        roundoff = float(4.0 * o.space.eps * abs(value) / (step * step) * norm)  # of two values and twice the third
         d = v * (h / norm)
         ends = [self._x + d, self._x - d]
         if norm == 0.0 or (o.box is not None and not all(o.box.contains(o.space.tensor(end)) for end in ends)):

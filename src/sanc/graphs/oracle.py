@@ -140,7 +140,10 @@ class CapturedOracle(AutogradOracle):
         return [torch.cat([value.reshape(1), norms.double()]), g, inner.raw_loss]
 
     def _joint_body(self) -> list[Tensor]:
-        """Return the same, with the columns of T after ‖g‖, and the rows of Q: products reuse the gradient's graph."""
+        """Return what `_gradient_body` does, with the columns of T after ‖g‖, and the rows of Q.
+
+        Products reuse the graph of the gradient.
+        """
         read, g, raw = self._gradient_body(products=True)
         rows, numbers = self._columns(g)
         return [torch.cat([read, numbers[1:]]), g, raw, rows]

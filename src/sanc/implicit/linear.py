@@ -38,6 +38,8 @@ _CONVERGED_RESIDUAL = 0.1
 _USEFUL_SPREAD = 0.25
 """Reduction of the condition number from which a scaling is worth its cost: the number of iterations is halved."""
 
+_TRUNCATED_TEST_DIVISOR = 5
+"""A truncated solution is tested again after a fifth more products: a test decomposes the tridiagonal matrix."""
 _RESIDUAL_TEST_DIVISOR = 20
 """The residual is tested again after a twentieth more products, so that at most as many are made in vain."""
 
@@ -236,6 +238,6 @@ def solve_least_squares(
         error = 0.0 if missing == 0.0 else missing / (smallest * norm) if norm > 0.0 else math.inf
         if krylov.is_complete or error <= rtol:
             break
-        next_test_dim = krylov.dim + 1 + krylov.dim // 5
+        next_test_dim = krylov.dim + 1 + krylov.dim // _TRUNCATED_TEST_DIVISOR
     (v,) = krylov.combine(y)
     return LinearSolution(v, space.norm(u - product(v)), error, krylov.dim + 1)  # type: ignore[arg-type]

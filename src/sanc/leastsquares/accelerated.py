@@ -132,7 +132,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     if not is_curved or subspace.step is None or here.start is not None:
         return subspace
     oracle, z, _, scale_of_f = residual_parts(here)
-    if oracle.full:
+    if oracle.uses_whole_hessian:
         return subspace
     shared = {item.name: getattr(subspace, item.name) for item in fields(KrylovSubspace)}
     curvature = ResidualCurvature(oracle, oracle.with_jacobian(z), here.oracle)

@@ -63,7 +63,7 @@ class CorrectedModel(JacobianModel):
         oracle, z, free_indices, scale_of_f = residual_parts(here)
         evaluation = oracle.with_jacobian(z)
         jacobian = evaluation.jacobian
-        if oracle.full or not isinstance(jacobian, JacobianMatrix):
+        if oracle.uses_whole_hessian or not isinstance(jacobian, JacobianMatrix):
             return CubicModel.build(self, here)
         weights = evaluation.model_weights()
         krylov = jacobian.decompose(oracle.scale, free_indices, weights, scale_of_f)

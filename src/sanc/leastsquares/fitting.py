@@ -67,7 +67,7 @@ def least_squares(
 ) -> Result:
     """Minimise the sum of squares of residuals, or a robust loss of them, to a second-order point.
 
-    The cost is ½ Σ r_i(x)², or ½ C² Σ ρ((r_i/C)²) with C = `f_scale`. The run is that of `minimize`, in variables
+    The cost is ½ Σ r_i(x)², or ½ C² Σ φ((r_i/C)²) with C = `f_scale`. The run is that of `minimize`, in variables
     scaled by the column norms of the Jacobian.
 
     Parameters
@@ -84,11 +84,11 @@ def least_squares(
         `scipy.optimize.Bounds`, or a pair (lower, upper) of arrays, numbers or trees like `x0`. `fun` and `jac` are not
         evaluated outside.
     loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"} or callable
-        ρ, by SciPy's definitions. A callable gets the array z = (r/C)² and returns ρ, ρ' and ρ'' as three rows.
+        φ, by SciPy's definitions. A callable gets the array z = (r/C)² and returns φ, φ' and φ'' as three rows.
     f_scale : float
         C, the residual from which an observation is an outlier. It has no effect on "linear".
     tol : float, optional
-        Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖ρ'r‖ in scaled
+        Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖φ'r‖ in scaled
         variables, and λ_min ≥ −√tol there. The run stops, too, if the model predicts a relative decrease of the cost
         below (30 tol)², and 1e-13 at most. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
     max_nfev, max_iter, max_time : number, optional

@@ -1,7 +1,7 @@
-"""Losses ρ of squared residuals, by SciPy's definitions.
+"""Losses φ of squared residuals, by SciPy's definitions.
 
-The cost is ½ C² Σ ρ(z_i) with z_i = (r_i/C)², where C is `f_scale`. Its gradient is Jᵀw with
-w_i = ρ'(z_i) r_i, and its Hessian Jᵀ diag(h) J + Σ w_i ∇²r_i, h_i = ρ'(z_i) + 2 z_i ρ''(z_i).
+The cost is ½ C² Σ φ(z_i) with z_i = (r_i/C)², where C is `f_scale`. Its gradient is Jᵀw with
+w_i = φ'(z_i) r_i, and its Hessian Jᵀ diag(h) J + Σ w_i ∇²r_i, h_i = φ'(z_i) + 2 z_i φ''(z_i).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, one_of, require, shown
 
-Rho = Callable[[Floats], Any]
-"""Returns ρ, ρ' and ρ'' of an array of z, as three rows."""
+LossFunction = Callable[[Floats], Any]
+"""Returns φ, φ' and φ'' of an array of z, as three rows."""
 
 
 def _soft_l1(z: Floats) -> tuple[Floats, Floats, Floats]:
@@ -41,14 +41,14 @@ def _arctan(z: Floats) -> tuple[Floats, Floats, Floats]:
     return np.arctan(z), 1.0 / t, -2.0 * z / (t * t)
 
 
-LOSSES: dict[str, Rho | None] = {
+LOSSES: dict[str, LossFunction | None] = {
     "linear": None,
     "soft_l1": _soft_l1,
     "huber": _huber,
     "cauchy": _cauchy,
     "arctan": _arctan,
 }
-"""Losses by name: SciPy's. None is ρ(z) = z, the sum of squares."""
+"""Losses by name: SciPy's. None is φ(z) = z, the sum of squares."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Loss:
 
     def __init__(self, loss: Any, f_scale: Any) -> None:
         if callable(loss):
-            self._rho: Rho | None = loss
+            self._phi: LossFunction | None = loss
         else:
-            self._rho = LOSSES[one_of("loss", loss, LOSSES)]
+            self._phi = LOSSES[one_of("loss", loss, LOSSES)]
         fits = is_number(f_scale) and 0.0 < f_scale < math.inf
         require(
             fits, "f_scale", f_scale, "pass a positive number, the residual from which an observation is an outlier"
@@ -79,7 +79,7 @@ class Loss:
 
     def __call__(self, r: Floats) -> LossTerms:
         """Return the cost and its terms at a residual vector."""
-        if self._rho is None:
+        if self._phi is None:
             return LossTerms(0.5 * float(r @ r), r, None)
         z = np.square(r / self._scale)
         value, first, second = self._rows(z)
@@ -87,13 +87,13 @@ class Loss:
         return LossTerms(cost, first * r, first + 2.0 * z * second)
 
     def _rows(self, z: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return ρ, ρ' and ρ''; raise an error if a function of the caller returned something else."""
-        assert self._rho is not None
-        returned = self._rho(z)
+        """Return φ, φ' and φ''; raise an error if a function of the caller returned something else."""
+        assert self._phi is not None
+        returned = self._phi(z)
         try:
             rows = np.asarray(returned, np.float64)
         except (TypeError, ValueError):
-            raise ArgumentTypeError(f"loss returned {shown(returned)}: return ρ, ρ' and ρ'' as three rows.") from None
+            raise ArgumentTypeError(f"loss returned {shown(returned)}: return φ, φ' and φ'' as three rows.") from None
         if rows.shape != (3, len(z)):
-            raise ArgumentError(f"loss returned shape {rows.shape}: return ρ, ρ' and ρ'' in shape (3, {len(z)}).")
+            raise ArgumentError(f"loss returned shape {rows.shape}: return φ, φ' and φ'' in shape (3, {len(z)}).")
         return rows[0], rows[1], rows[2]

@@ -30,7 +30,7 @@ from sanc.leastsquares.losses import Loss, LossTerms
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.secant import SecondOrderTerm
-from sanc.leastsquares.variables import Variables
+from sanc.leastsquares.variables import ROUNDED_EXPONENT, Variables, exponent_limit
 
 _CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
@@ -121,7 +121,7 @@ class Evaluation:
 
 
 class ResidualOracle(CallableOracle):
-    """Evaluates ½C²Σρ((r/C)²) in scaled variables.
+    """Evaluates ½C²Σφ((r/C)²) in scaled variables.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class ResidualOracle(CallableOracle):
         Column norms of the Jacobian above which `exponents` increase.
     term : SecondOrderTerm
         The estimate of S, and whether the model has it.
-    full : bool
+    uses_whole_hessian : bool
         Whether `hessian` has the whole second-order term, and not the model of it: at stationary points, which may be
         saddles, and in certificates. The run sets it before each iteration.
     """
@@ -149,14 +149,14 @@ class ResidualOracle(CallableOracle):
         self.gradient_of_caller = callable(residuals.jac)
         self.differenced_products = not residuals.is_automatic
         if residuals.is_automatic:
-            self.hessp = self._full_product
+            self.hessp = self._whole_product
             self.hvp = "double-backward"
         self.exponents = np.full(len(x0), -math.inf)
         self.variables = Variables(np.ones(len(x0), x0.dtype))
         self.is_preconditioned = False
         self.column_limits: Any = np.zeros(len(x0))
         self.term = SecondOrderTerm(len(x0), residuals.network is None)
-        self.full = False
+        self.uses_whole_hessian = False
         self._evaluations: dict[bytes, Evaluation] = {}
         self._known: RecentCache[Evaluation] = RecentCache(_CACHED_POINTS)
         self._last: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
@@ -246,16 +246,17 @@ class ResidualOracle(CallableOracle):
         return True, self.evaluation(z).jacobian is not None
 
     def hessian(self, z: Any) -> Operator:
-        return _FullOperator(self, z) if self.full else _ModelOperator(self, z)
+        return _WholeOperator(self, z) if self.uses_whole_hessian else _ModelOperator(self, z)
 
     @contextmanager
     def whole_hessian(self) -> Iterator[None]:
         """Return a context in which `hessian` has the whole second-order term."""
-        before, self.full = self.full, True
+        before = self.uses_whole_hessian
+        self.uses_whole_hessian = True
         try:
             yield
         finally:
-            self.full = before
+            self.uses_whole_hessian = before
 
     def weighted_columns(self, z: Any, w: Floats) -> Any:
         """Return Jᵀw, in scaled variables, with the Jacobian at a point of a difference, which is not cached."""
@@ -263,23 +264,23 @@ class ResidualOracle(CallableOracle):
         r = self.residuals(x) if self.residuals.is_differenced else w  # a Jacobian of the caller needs the length alone
         return self.variables.gradient(self.residuals.jacobian(x, r).T @ w)
 
-    def full_matrix(self, z: Any) -> tuple[Floats, float] | None:
+    def whole_matrix(self, z: Any) -> tuple[Floats, float] | None:
         """Return the whole Hessian and the error of its products; None if there are many variables."""
         evaluation = self.with_jacobian(z)
         if not evaluation.is_dense or len(evaluation.x) > _MATRIX_VARIABLES:
             return None
         if self._matrix is None or self._matrix[0] is not evaluation or self._matrix[1] is not self.variables:
-            self._matrix = evaluation, self.variables, *_FullOperator(self, z).columns()
+            self._matrix = evaluation, self.variables, *_WholeOperator(self, z).columns()
         return self._matrix[2:]
 
     def eigenbasis(self, z: Any, free_indices: Any = None) -> Eigenbasis | None:
         evaluation = self.with_jacobian(z)
         if not evaluation.is_dense:
             return None
-        if self.full:
-            known = self.full_matrix(z)
+        if self.uses_whole_hessian:
+            known = self.whole_matrix(z)
             matrix = None if known is None else known[0]
-            return _full_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
+            return _whole_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
         return self._model(evaluation, free_indices)[0]
 
     def _model(self, evaluation: Evaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
@@ -314,7 +315,7 @@ class ResidualOracle(CallableOracle):
         self.term.update(before, after, self.variables)
         self._basis = None
 
-    def _full_product(self, z: Any, v: Any) -> Floats:
+    def _whole_product(self, z: Any, v: Any) -> Floats:
         """Return the product with the whole Hessian, of automatic differentiation."""
         evaluation = self.with_jacobian(z)
         if self._second is None or self._second[0] is not evaluation:
@@ -381,12 +382,12 @@ class ResidualOracle(CallableOracle):
         oracle.variables = self.column_variables(evaluation)
         oracle._known, oracle._last, oracle._basis = RecentCache(_CACHED_POINTS), (None, None), None
         if oracle.hessp is not None:
-            oracle.hessp = oracle._full_product
+            oracle.hessp = oracle._whole_product
         return oracle, oracle.scaled(evaluation.x)
 
     def _scale_of(self, exponents: Floats) -> Floats:
         """Return d of binary exponents of column norms."""
-        limit = 0.25 * math.frexp(float(np.finfo(self.space.dtype).max))[1]  # squares of d stay finite
+        limit = exponent_limit(float(np.finfo(self.space.dtype).max))
         powers = np.clip(np.where(np.isfinite(exponents), -exponents, 0.0), -limit, limit)
         scale: Floats = np.exp2(powers).astype(self.space.dtype)
         return scale
@@ -395,7 +396,7 @@ class ResidualOracle(CallableOracle):
         """Change d, and return the box of the new variables; cached evaluations stay valid."""
         self.exponents = exponents
         old, self.variables = self.scale, Variables(self._scale_of(exponents))
-        self.column_limits = np.exp2(exponents + 0.5)
+        self.column_limits = np.exp2(exponents + ROUNDED_EXPONENT)
         self.term.rescale(self.scale / old)
         self._known.clear()
         self._last = None, None
@@ -418,7 +419,7 @@ class _ModelOperator(Operator):
         oracle.meter.count_product(1)
         evaluation = oracle.with_jacobian(self.z)
         if oracle.term.is_used and not oracle.term.is_estimated:
-            return _full_operator(oracle, self.z)(v)
+            return _WholeOperator(oracle, self.z).uncounted_product(v)
         product = oracle.variables.gradient(evaluation.gauss_newton_product(oracle.unscaled(v)))
         if oracle.term.is_used:
             product = product + oracle.term.matrix @ v
@@ -428,16 +429,15 @@ class _ModelOperator(Operator):
         return self.oracle.gradient(self.z)[1] * 1.0
 
 
-class _FullOperator(CallableOperator):
+class _WholeOperator(CallableOperator):
     """The whole Hessian. Without automatic differentiation the second-order term alone is differenced."""
 
     oracle: ResidualOracle
 
-    def __call__(self, v: Any) -> Any:
-        known = self.oracle.full_matrix(self.x)
+    def uncounted_product(self, v: Any) -> Any:
+        known = self.oracle.whole_matrix(self.x)
         if known is None:
-            return super().__call__(v)
-        self.oracle.meter.count_product(1)
+            return super().uncounted_product(v)
         return (known[0] @ v).astype(self.oracle.space.dtype, copy=False)
 
     def difference(self, v: Any, factor: float) -> Any:
@@ -479,7 +479,7 @@ class _FullOperator(CallableOperator):
         return (first + second).astype(np.float64), self.estimated_error(v, doubled, second @ v)
 
     def error(self, v: Any, product: Any) -> float:
-        known = self.oracle.full_matrix(self.x)
+        known = self.oracle.whole_matrix(self.x)
         return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
 
 
@@ -544,7 +544,7 @@ def _upper(rows: int, columns: int) -> Floats:
     return mask
 
 
-def _full_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_indices: Any) -> Eigenbasis:
+def _whole_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_indices: Any) -> Eigenbasis:
     """Return the eigenbasis of an operator, from its matrix if that is known, or from its columns."""
     rows: Any = slice(None) if free_indices is None else free_indices
     if matrix is None:
@@ -555,10 +555,3 @@ def _full_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_ind
     g = g[rows]
     values, eigenvector_rows = eigenpairs(matrix)
     return Eigenbasis(values, eigenvector_rows, eigenvector_rows @ g)
-
-
-def _full_operator(oracle: ResidualOracle, z: Any) -> Operator:
-    """Return the product with the whole Hessian, counted once by the caller."""
-    oracle.meter.nhev -= 1
-    oracle.meter.product -= 1
-    return _FullOperator(oracle, z)

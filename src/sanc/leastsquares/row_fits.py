@@ -41,6 +41,8 @@ _COMPARED_JACOBIANS = 64
 """Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
 _SAME_COST = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
+_JACOBIAN_ENTRIES = 2**22
+"""Entries of the Jacobians of the rows whose covariances are computed at a time: 32 MB in float64."""
 _ILL_CONDITIONED = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
@@ -391,7 +393,7 @@ def _covariances(problem: FitProblem, p: Tensor, absolute_sigma: bool) -> Tensor
 
 def _chunks(p: Tensor, data: RowData) -> tuple[Tensor, ...]:
     """Return the numbers of rows in parts whose Jacobians have a limited size."""
-    rows = max(1, 2**22 // (data.y.shape[1] * (p.shape[1] + 1)))
+    rows = max(1, _JACOBIAN_ENTRIES // (data.y.shape[1] * (p.shape[1] + 1)))
     return torch.split(torch.arange(len(p), device=p.device), rows)
 
 

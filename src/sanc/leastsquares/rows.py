@@ -17,6 +17,7 @@ from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
+from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
 from sanc.many.rows import Problem, RowPoints, Rows, Spectra
@@ -58,7 +59,7 @@ class FitProblem(Problem):
 
     def __init__(self, model: MappedModel | PointwiseModel, data: RowData, eps: float, tol: float) -> None:
         self.model, self.data, self.eps, self.tol = model, data, eps, tol
-        self._exponent_limit = 0.25 * math.frexp(torch.finfo(torch.float64).max)[1]
+        self._exponent_limit = exponent_limit(torch.finfo(torch.float64).max)
         self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_KEPT_SELECTIONS)
         self.data_rows = torch.arange(len(data), device=data.y.device)
 

@@ -67,7 +67,7 @@ class LeastSquaresRun(Run):
         oracle = self.residual_oracle
         if self._tested is None or self._tested.point is not self.point:
             self._tested = self._enter_point()
-        oracle.full = self._tested.is_stationary or self.stall.has_stalled
+        oracle.uses_whole_hessian = self._tested.is_stationary or self.stall.has_stalled
 
     def _enter_point(self) -> _Tested:
         """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
@@ -170,7 +170,7 @@ class LeastSquaresRun(Run):
         """
         dim = oracle.space.dim
         with residuals.uncounted():
-            known = residuals.full_matrix(oracle.full_point(x)) if dim > 0 else None
+            known = residuals.whole_matrix(oracle.full_point(x)) if dim > 0 else None
         if known is None or not np.isfinite(known[0]).all():
             return None
         matrix, error = known[0] * self.scale_of_f, known[1] * self.scale_of_f

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,17 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from sanc.core.space import Floats
+
+_EXPONENT_SHARE = 0.25
+"""Largest exponent of d relative to that of its type: products of squares of d remain finite."""
+ROUNDED_EXPONENT = 0.5
+"""Largest distance of a binary exponent from its rounded value: a column norm that exceeds 2^exponent by the factor
+2^0.5 has a larger exponent."""
+
+
+def exponent_limit(largest: float) -> float:
+    """Return the largest binary exponent of d, given the largest finite number of its type."""
+    return _EXPONENT_SHARE * math.frexp(largest)[1]
 
 
 @dataclass(frozen=True, eq=False)

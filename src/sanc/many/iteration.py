@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounded.bounds import Box
-from sanc.core.bounded.box_model import SHORTER_STEP
+from sanc.core.bounded.box_model import SHORTER_STEP, SIGMA_INCREASE
 from sanc.core.escape import HALVINGS
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
@@ -201,7 +201,7 @@ class ManyIteration:
             if len(indices) == 0:
                 break
             part = rows.take(indices)
-            part.sigma = rules.bounded(4.0 * part.sigma)
+            part.sigma = rules.bounded(SIGMA_INCREASE * part.sigma)
             self._propose(part)
             rows.set(indices, part)
 

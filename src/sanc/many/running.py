@@ -17,6 +17,10 @@ from sanc.many.rows import RUNNING, WAITING, Problem, Rows
 
 _ROWS_ON_CPU = 8192
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
+_NUMBERS_ON_CPU = 2**24
+"""Entries of Hessians and residuals in a batch on a CPU: 128 MB in float64, many times what its caches hold."""
+_LEAST_BATCH_ROWS = 256
+"""Rows in a batch whatever their size: with fewer, calls of functions take longer than their arithmetic."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
 _NUMBERS_PER_ENTRY = 40
@@ -246,6 +250,7 @@ def _joined(parts: Sequence[Rows | None]) -> Rows:
 def rows_in_memory(x0: Tensor, entries: int) -> int:
     """Return the number of rows for a batch, given the numbers that one row holds at a time."""
     if x0.device.type != "cuda":
-        return max(256, min(_ROWS_ON_CPU, 2**24 // max(entries, 1)))
+        return max(_LEAST_BATCH_ROWS, min(_ROWS_ON_CPU, _NUMBERS_ON_CPU // max(entries, 1)))
     free, _ = torch.cuda.mem_get_info(x0.device)
-    return max(256, int(_MEMORY_SHARE * free / (8.0 * _NUMBERS_PER_ENTRY * max(entries, 1))))
+    numbers = free // torch.float64.itemsize
+    return max(_LEAST_BATCH_ROWS, int(_MEMORY_SHARE * numbers / (_NUMBERS_PER_ENTRY * max(entries, 1))))

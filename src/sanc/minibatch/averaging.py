@@ -5,8 +5,8 @@ learning, Defazio et al. 2024). So noise averages out, although the step size do
 
     y = x + (1 − β)(z − x),   z ← z − η M⁻¹∇f(y),   x ← x + c (z − x),   c = k^p / Σ_i i^p
 
-A step is shortened if f is known to be bounded below by b and if to first order it would reduce f at y, which moves by
-1 − β of it, below b:
+If f is known to be bounded below by b, steps are limited. A step of z moves y by 1 − β of it, and must not reduce f(y)
+below b to first order:
 
     (1 − β) η ∇f(y)ᵀM⁻¹∇f(y) ≤ f(y) − b.
 
@@ -76,8 +76,8 @@ class StepResults(NamedTuple):
     average_weight: float  # c with that factor of the weight
     step_factor: float  # factor of η by the lower bound of f
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
-    # ‖z − x‖² with the new z and the old x, so that the step on x has c times this norm. If entries have different
-    # weights c_i, it is ‖(c_i/c)(z − x)‖².
+    # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
+    # weights c_i, this is ‖(c_i/c)(z − x)‖².
     offset_norm_square: float
     x_norm_square_before: float  # ‖x‖² before the step
     x_norm_square: float  # ‖x‖² after the step
@@ -247,7 +247,8 @@ class AveragedStep:
 def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:
     """Return f·w/(W + f·w) for c = w/(W + w) and a factor f of the weight w."""
     reduced = weight * factor
-    return reduced / torch.maximum(1.0 - weight * (1.0 - factor), reduced)  # the second, if roundoff makes the first 0
+    # 1 − c + f·c may round to zero if c = 1, and is at least f·c.
+    return reduced / torch.maximum(1.0 - weight * (1.0 - factor), reduced)
 
 
 @runtime_checkable

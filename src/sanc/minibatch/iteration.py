@@ -126,7 +126,7 @@ class MinibatchIteration:
 
     @property
     def state(self) -> MinibatchState:
-        """The state after the last step, whose results are read now if they were not yet."""
+        """The state after the last step. Reading it waits for the device if that step is unfinished."""
         self._read_last_step()
         return self._state
 

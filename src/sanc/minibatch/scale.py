@@ -3,11 +3,12 @@
 M⁻¹g has entries of order 1, so the same relative step size suits every network: `scale` times a typical weight at the
 first point. Such a weight is smaller in wide layers, and follows the units of the weights.
 
-The first gradients of an m × n matrix are coherent, that is of low rank. A matrix of low rank with entries ±1 has a
-spectral norm near √(mn), but initial weights of size w have one near w(√m + √n). For a relative change of `scale` the
-first steps have to be smaller by the root of the smaller side. Later gradients are mostly noise, with the spectral norm
-of random matrices. So η grows at most as √(k/n) over the first n steps, where n is a typical smaller side. For the same
-reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a heuristic; docs/results/networks.md compares ramps.
+The first gradients of an m × n matrix are coherent, that is, of low rank. A matrix of low rank with entries ±1 has a
+spectral norm near √(mn); random initial weights of size w have one near w(√m + √n). So the first steps have to be
+smaller by the square root of the smaller side to change the matrix by `scale`, relatively. Later gradients are mostly
+noise, and their spectral norm is that of random matrices. Therefore η grows at most as √(k/n) over the first n steps,
+where n is a typical smaller side. For the same reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a
+heuristic; docs/results/networks.md compares ramps.
 
 A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
 Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,

@@ -310,7 +310,7 @@ class Driver:
     def run_empty_closure(self, closure: Callable[[], Tensor | None], parameters: Sequence[Tensor]) -> bool:
         """Call a closure if gradients exist, and return whether it computed no loss.
 
-        Lightning passes such closures. They may run hooks that change the gradients, for example to clip them.
+        Lightning passes closures that compute none in some modes; its hooks may change gradients, such as clip them.
         """
         with_grad = [p for p in parameters if p.grad is not None]
         if (

@@ -155,9 +155,9 @@ class _BackwardCalls(TorchFunctionMode):
 def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
     """Raise an error if the closure calls backward() on another loss than it returns, such as a scaled one.
 
-    A closure that divides the gradients by the scale again is accepted, whatever it does with them afterwards. At some
-    moment their norm is then that of the gradient of the returned loss. If gradients overflow, the closure is called
-    again, so that a GradScaler can lower its scale before the first step.
+    A closure may divide the gradients by the scale again, and clip them afterwards. It is accepted if the gradients had
+    the norm of the gradient of the returned loss at any moment. If gradients overflow, the closure is called again, so
+    that a GradScaler can lower its scale before the first step.
     """
     part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
     for _ in range(oracle.max_overflow_calls):

@@ -1,8 +1,8 @@
 """A group of ranks: sums over the group, and the comparison that detects ranks that differ.
 
-torch.distributed transports the data. Almost all exchanges are one collective, a sum of flat tensors, which gives every
-rank the same bits. Numbers are appended to a vector, with separate entries for each rank. So the sum does not round
-them, and every rank receives the numbers of each of the others.
+torch.distributed transports the data. Almost every exchange is one collective: a sum of flat tensors, which gives every
+rank the same bits. Numbers of a rank are appended to such a tensor in entries of its own, where the others have zeros:
+they are not rounded, and every rank receives the numbers of all others.
 
 A step begins with a claim: a few digests that must be equal on all ranks. It is appended to the first exchange of the
 step. That exchange has the size of the first exchange of the last step, on which the ranks agreed, also on a rank whose

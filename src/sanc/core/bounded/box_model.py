@@ -43,7 +43,7 @@ MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
 SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
-_SIGMA_INCREASE = 4.0
+SIGMA_INCREASE = 4.0
 """Factor on σ until the step is shorter. A step norm that σ limits falls as 1/√σ, so each factor halves it."""
 _CG_RESIDUAL = 1e-2
 """Relative residual of the projected Newton steps: the next of them reduces the rest, up to `_MODEL_RESIDUAL`."""
@@ -205,7 +205,7 @@ class BoundedSubspace:
             is_repeated = rejected is not None and raised and boxed.norm > SHORTER_STEP * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 return boxed
-            sigma = here.sigma_rule.bounded(_SIGMA_INCREASE * sigma)
+            sigma = here.sigma_rule.bounded(SIGMA_INCREASE * sigma)
 
     def _in_box(self, here: Point, step: CubicStep) -> BoxStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""

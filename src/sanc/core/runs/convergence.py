@@ -130,8 +130,8 @@ def _roundoff_ending(run: Run) -> Ending:
 
     The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
     an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f. If the gradient is differenced they may, and then
-    `error_is_negligible` decides; if it is False, the ending has this cause.
+    must therefore predict no decrease beyond the roundoff of f. With a differenced gradient they may predict one. Then
+    `error_is_negligible` decides; if it returns False, the run ends with this cause.
     """
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps

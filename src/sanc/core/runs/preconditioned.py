@@ -187,7 +187,9 @@ class PreconditionedRun(Run):
         self._limit_accuracy()
 
     def _limit_accuracy(self) -> None:
-        """Set the tolerance up to which models are minimised: ‖∇f(x)‖ is at most the gradient norm over σ_min(L)."""
+        """Set the tolerance to which models are minimised: ‖∇f(x)‖ is at most the norm of the gradient in z, Lᵀ∇f(x),
+        divided by the smallest singular value of L.
+        """
         self.iteration.set_tolerance(self.limits.tol * self.preconditioned_oracle.lower_factor.smallest)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:

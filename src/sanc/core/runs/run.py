@@ -124,8 +124,8 @@ class Run:
     def curvature_tolerance(self) -> float:
         """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε.
 
-        ε is `limits.tol`: the tolerance that is raised to the error of differenced gradients would let that error
-        enlarge its own tolerance.
+        ε is `limits.tol` and not `tol`, which may have been raised to the error of differenced gradients: that error
+        would then raise the tolerance with which it is compared.
         """
         if self.limits.curvature_tol is not None:
             return self.limits.curvature_tol

@@ -31,8 +31,8 @@ _DENSE_TESTS = 40
 """Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
 less than a product, and more than 40 products are needed in small dimensions only."""
 _SPARSE_TESTS = 5
-"""One end of a spectrum is bounded at intervals of a fifth of the dimension: a certificate needs many products if it
-needs more than a few."""
+"""One end of a spectrum is bounded again after a fifth more products: a certificate that a few products do not decide
+needs many."""
 _RITZ_RESIDUAL = 0.1
 """Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
 _MEASURED_ERRORS = 4
