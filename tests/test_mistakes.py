@@ -477,3 +477,37 @@ def test_an_error_names_the_argument_its_value_and_the_remedy(make, words):
 
 def test_there_are_at_least_fifty_mistakes():
     assert len(MISTAKES) >= 50 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)
+
+
+def _step_without_a_layer():
+    layer, unused = nn.Linear(4, 1), nn.Linear(4, 1)
+    sanc.SANC([*layer.parameters(), *unused.parameters()], seed=0).step(lambda: layer(X).square().mean())
+
+
+def _sum_outside_bounds():
+    sanc.minimize(lambda x: x @ x, np.full(2, 3.0), jac=lambda x: 2 * x, bounds=[(0.0, 1.0)] * 2)
+
+
+def _fit_through_a_search():
+    from sklearn.model_selection import cross_val_score
+
+    from sanc.sklearn import LogisticRegression
+
+    model = LogisticRegression(max_iter=1)
+    cross_val_score(model, X.numpy(), Y.numpy() % 2, cv=2)
+
+
+WARNINGS = [
+    (_step_without_a_layer, "does not reach params"),
+    (_sum_outside_bounds, "outside the bounds"),
+    (_fit_through_a_search, "max_iter"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "words"), WARNINGS, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_warning_names_the_line_of_the_caller(mistake, words):
+    """Not a line of this package, nor one of torch or scikit-learn, which call it."""
+    with pytest.warns(Warning, match=words) as caught:
+        mistake()
+    line = mistake.__code__.co_firstlineno
+    assert caught[0].filename == __file__ and line < caught[0].lineno <= line + 7

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
+import warnings
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -13,6 +15,9 @@ _WIDTH_OF_VALUE = 60
 """Characters of a value in a message, so that the message fits two lines of a terminal."""
 _SIMILARITY = 0.82
 """Ratio of `difflib.SequenceMatcher` from which a name counts as misspelt: one wrong letter in six or more."""
+
+_LIBRARIES = {"sanc", "torch", "scipy", "sklearn", "joblib"}
+"""Packages between a caller and a warning."""
 
 
 class SancError(Exception):
@@ -127,3 +132,11 @@ def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> 
     """Require an integer that is at least `least`; None is accepted too, unless `none` is False."""
     fits = none if value is None else is_number(value, Integral) and value >= least
     require(fits, name, value, f"pass an integer ≥ {least}")
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the caller: the innermost one outside this package and the libraries that call it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

@@ -39,6 +39,7 @@ from sanc.errors import (
     require_integer,
     require_not_negative,
     shown,
+    warn,
 )
 from sanc.minimisation import minimize
 from sanc.presets import PRESETS, with_matrices
@@ -166,12 +167,11 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             method=_METHOD,
         )  # fmt: skip
         if not result.success:
-            warnings.warn(
+            warn(
                 f"The fit did not converge to tol = {self.tol:g} ({result.message} ‖g‖ = "
                 f"{np.linalg.norm(result.jac):.1e}): scale the features, raise max_iter = {self.max_iter} or raise "
                 "tol.",
                 ConvergenceWarning,
-                stacklevel=3,
             )
         return result
 
@@ -571,17 +571,17 @@ class LogisticRegressionCV(LogisticRegression):
 
     def _warn_of_search(self, found: Choice, values: Any, active: Any, labels: Any) -> None:
         """Warn of a search that did not converge, and of limits of C that it reached."""
-        warn = partial(warnings.warn, category=ConvergenceWarning, stacklevel=4)
+        report = partial(warn, category=ConvergenceWarning)
         if found.result is None:
-            warn(
+            report(
                 f"C was chosen from {self.scores_.shape[1]} values without gradients: a fit did not converge with "
                 f"max_iter = {self.max_iter}, or its Hessian is singular. Scale the features, or raise max_iter."
             )
         elif not found.result.success:
-            warn(f"The search for C did not converge: {found.result.message} Pass a narrower range as Cs.")
+            report(f"The search for C did not converge: {found.result.message} Pass a narrower range as Cs.")
         if active.any():
             where = "" if labels is None else f" for groups {labels[active != 0].tolist()}"
-            warn(
+            report(
                 f"The search for C ended at a limit of Cs, {values[0]:g} or {values[-1]:g}{where}: pass a wider range "
                 "as Cs, or scale the features. At the limits, the scores hardly depend on C any more in most cases."
             )

@@ -188,7 +188,6 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
     norms = 10.0 ** np.cumsum(rng.uniform(-0.02, 0.02, (40, 12)), 1)
     counts, best = torch.zeros(40, dtype=torch.long), torch.full((40,), math.inf, dtype=torch.float64)
     monitors = [StallMonitor() for _ in range(40)]
-    iteration = SimpleNamespace(method=PRESETS["robust"], stopping_test_holds=False)
     for k in range(12):
         columns = (torch.from_numpy(part[:, k]) for part in (norms, moved, decreased))
         counts, best = rules.update_stall(counts, best, *columns)
@@ -198,7 +197,7 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
             record = SimpleNamespace(
                 grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=trial_value
             )
-            monitor.update(record, iteration, 1e-16)
+            monitor.update(record, 1e-16, rejection_counts=True)
     assert counts.tolist() == [monitor.iterations for monitor in monitors]
     assert len(set(counts.tolist())) > 2
     same(best, [monitor.best_grad_norm for monitor in monitors])

@@ -6,7 +6,6 @@ vectors. Only `load` writes a point into the leaves.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,7 @@ from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
 from sanc.core.saved import state_error
 from sanc.core.space import Space
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown, warn
 
 MAX_OVERFLOW_CALLS = 64
 """How often to call a closure whose scaled gradients overflow before the first step. A gradient scaler halves its scale
@@ -264,11 +263,10 @@ class AutogradOracle(Oracle):
         if self.hvp != "auto":
             raise problem
         self.hvp = "finite-difference"
-        warnings.warn(
+        warn(
             f"{problem} From now on, Hessian products are differences of gradients, which are not exact; "
             'with hvp="double-backward" this is an error.',
             RuntimeWarning,
-            stacklevel=2,
         )
 
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves
 from sanc.core.method import Method
 from sanc.core.model import KrylovModel
+from sanc.errors import warn
 from sanc.graphs.oracle import CapturedOracle
 from sanc.graphs.recording import BatchNotRecordableError, NotRecordableError, Recorder, signature
 from sanc.graphs.work import RecordedWork
@@ -166,7 +166,7 @@ class Capture:
         """Warn once that steps are eager."""
         if not self._warned:
             self._warned = True
-            warnings.warn(f"capture = True has no effect: {self.reason}.", RuntimeWarning, stacklevel=4)
+            warn(f"capture = True has no effect: {self.reason}.", RuntimeWarning)
 
 
 def _device_obstacle(device: torch.device) -> str:

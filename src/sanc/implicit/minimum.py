@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.space import Space
 from sanc.core.spectrum.curvature import Certificate, explore
 from sanc.core.spectrum.krylov import NonFiniteProductError
-from sanc.errors import SingularMinimumError
+from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.free import free_oracle, has_weak_bounds
 from sanc.implicit.linear import LinearSolution, SpectralScaling, solve, solve_least_squares, spectral_scaling
 from sanc.implicit.solution import Derivative, Solution
@@ -282,6 +281,6 @@ def _is_same(curvature: float, other: float) -> bool:
 def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:
     """Raise the error of a minimum without a reliable derivative, or warn about it."""
     if on_singular == "warn":
-        warnings.warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning, stacklevel=2)
+        warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
         return
     raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -18,7 +17,7 @@ from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
 from sanc.core.space import Floats
-from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, require_bool, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, require_bool, shown, warn
 from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import checked_data, fit_rows
 from sanc.many.minimizing import RunOptions
@@ -277,5 +276,5 @@ def _covariance(jacobian: Floats, squares: float, absolute_sigma: bool) -> Float
         scaled = rows / singular[:, None]
         covariance: Floats = scaled.T @ scaled
         return covariance if absolute_sigma else covariance * (squares / (m - n))
-    warnings.warn("The covariance of the parameters could not be estimated.", OptimizeWarning, stacklevel=3)
+    warn("The covariance of the parameters could not be estimated.", OptimizeWarning)
     return np.full((n, n), np.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO
-from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown, warn
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import gram
@@ -369,10 +368,9 @@ def _poor_fits(outputs: dict[str, Tensor], limit: Tensor) -> Tensor:
 def _warn_about_failures(result: ManyResult) -> None:
     failed = int((~torch.as_tensor(result.success)).sum())
     if failed:
-        warnings.warn(
+        warn(
             f"{failed} of {len(result)} rows led to no fit: pass full_output=True and see the status of each row.",
             OptimizeWarning,
-            stacklevel=4,
         )
 
 

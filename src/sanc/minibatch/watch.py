@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 from sanc.core.space import NEAR_INFINITY, Vector
-from sanc.errors import NonFiniteError, NonFiniteStartError
+from sanc.errors import NonFiniteError, NonFiniteStartError, warn
 from sanc.minibatch.state import MinibatchState
 
 _REQUIRED_REDUCTION = 0.5
@@ -118,4 +117,4 @@ def report_nonfinite(state: MinibatchState, note: str, value: float, grad_norm: 
         raise NonFiniteError(f"{text}. Restore a checkpoint from before these batches.")
     if count == NONFINITE_WARNING:
         limit = _NONFINITE_START_LIMIT if count == state.iteration + 1 else NONFINITE_LIMIT
-        warnings.warn(f"{text}. After {limit} of them this is an error.", RuntimeWarning, stacklevel=2)
+        warn(f"{text}. After {limit} of them this is an error.", RuntimeWarning)

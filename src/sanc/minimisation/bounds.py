@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from sanc.core.runs.run import Run
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
 from sanc.core.space import Space, Vector
-from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, shown, warn
 from sanc.minimisation.trees import Tree, is_tree
 
 _FORMS = "pass a (lower, upper) pair for each variable, or scipy.optimize.Bounds, or a pair of arrays or trees like x0"
@@ -68,9 +67,7 @@ def _project_start(box: Box, oracle: Oracle, x: Vector) -> Vector:
             f"x0[{k}] = {float(start[k]):g} differs from {float(box.lower[k]):g}, at which bounds fix it: start there, "
             "or pass wider bounds."
         )
-    warnings.warn(
-        f"x0 is outside the bounds in {_listed(moved)}, and is projected on them.", OptimizeWarning, stacklevel=5
-    )
+    warn(f"x0 is outside the bounds in {_listed(moved)}, and is projected on them.", OptimizeWarning)
     return oracle.space.vector(box.project(start))
 
 

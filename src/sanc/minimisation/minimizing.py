@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
@@ -34,6 +33,7 @@ from sanc.errors import (
     require_integer,
     require_number,
     shown,
+    warn,
 )
 from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
@@ -409,7 +409,7 @@ def _merge_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     scale = options.get("scale")
     foreign = _IGNORED_OPTIONS if scale is None or is_number(scale) else _IGNORED_OPTIONS | {"scale"}
     if ignored := sorted(foreign & options.keys()):
-        warnings.warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning, stacklevel=3)
+        warn(f"Unknown solver options: {', '.join(ignored)}", OptimizeWarning)
     options = {name: value for name, value in options.items() if name not in ignored}
     if is_number(options.get("disp")):
         options["disp"] = options["disp"] > 0  # in SciPy a number is a level

@@ -6,7 +6,6 @@ entry 'run_state'.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +19,7 @@ from sanc.autograd.products import OPTIMIZER_HVP_MODES
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
-from sanc.errors import ArgumentError, one_of, shown, without_addresses
+from sanc.errors import ArgumentError, one_of, shown, warn, without_addresses
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group
 
@@ -204,12 +203,10 @@ def warn_of_changes(driver: Driver, run_state: Mapping[str, Any]) -> None:
         current = saved_settings(driver.method).get(name)
         if current != value:
             text = f"the state was saved with {name} = {value!r} and this optimiser has {current!r}"
-            warnings.warn(
-                f"{text}: the run continues, with steps that differ from those of the saved run.", stacklevel=4
-            )
+            warn(f"{text}: the run continues, with steps that differ from those of the saved run.")
     if driver.hvp != "auto" and run_state["hvp"] not in ("auto", driver.hvp):
         text = f"the state was saved with hvp = {run_state['hvp']!r} and this optimiser has {driver.hvp!r}"
-        warnings.warn(f"{text}: the run continues, with steps that differ in the last bits.", stacklevel=4)
+        warn(f"{text}: the run continues, with steps that differ in the last bits.")
 
 
 def restore(

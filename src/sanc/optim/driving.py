@@ -7,7 +7,6 @@ The first step fixes the style for all later ones. The oracle calls the closures
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.method import Method
 from sanc.core.oracle import Meter
 from sanc.core.record import Record
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, warn
 from sanc.graphs.capture import Capture
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.training import SecondOrderTraining, TrainingIteration
@@ -398,11 +397,10 @@ class Driver:
         """Warn once if a call saves the state while the parameters are not at the average."""
         if self.without_closures and not self.at_average and not self._warned_of_train_mode:
             self._warned_of_train_mode = True
-            warnings.warn(
+            warn(
                 f"{call} in train mode: the parameters are where gradients are taken, not at the "
                 "average. Call eval() of the optimiser before you save or evaluate the model, and train() afterwards. "
-                "The state of the optimiser resumes in either mode.",
-                stacklevel=3,
+                "The state of the optimiser resumes in either mode."
             )
 
     @uninterrupted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Never, Unpack
 
@@ -18,7 +17,7 @@ from sanc.core.method import Method
 from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.core.record import Record
 from sanc.core.saved import require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown, warn
 from sanc.minibatch.training import TrainingIteration
 from sanc.optim.checkpoints import (
     checked_groups,
@@ -157,10 +156,9 @@ class CubicOptimizer(Optimizer):
         mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
         largest_lr = max(group["lr"] for group in self.param_groups)
         if largest_lr < _LR_WARNING_LIMIT:
-            warnings.warn(
+            warn(
                 f"lr = {largest_lr!r} is a factor on the step size that the method determines, not a step size: leave "
-                "it at 1, unless a scheduler starts at this value. A search such as lr_find is not needed.",
-                stacklevel=3,
+                "it at 1, unless a scheduler starts at this value. A search such as lr_find is not needed."
             )
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)
         method = self._without_products(method, leaves, options)
@@ -318,10 +316,9 @@ class CubicOptimizer(Optimizer):
             return
         names = ", ".join(f"params[{label_of(self.param_groups, p)}] of shape {tuple(p.shape)}" for p in unreached[:8])
         unnamed = f" and {len(unreached) - 8} more" if len(unreached) > 8 else ""
-        warnings.warn(
+        warn(
             f"the loss of the first step does not reach {names}{unnamed}: check that the model uses them; if they "
-            "should not change, leave them out of params or set their requires_grad to False.",
-            stacklevel=5,
+            "should not change, leave them out of params or set their requires_grad to False."
         )
 
     def _warn_of_small_lr(self) -> None:
@@ -333,10 +330,9 @@ class CubicOptimizer(Optimizer):
         falls, driver.peak_lr, driver.lr_steps = lr < driver.peak_lr, max(driver.peak_lr, lr), driver.lr_steps + 1
         if driver.peak_lr >= _LR_WARNING_LIMIT or not (falls or driver.lr_steps >= _LONGEST_WARM_UP):
             return
-        warnings.warn(
+        warn(
             f"lr was at most {driver.peak_lr:.3g} in {driver.lr_steps} steps: it is a factor on the step size that the "
-            "method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it out.",
-            stacklevel=5,
+            "method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it out."
         )
         driver.peak_lr = math.inf
 

@@ -123,7 +123,9 @@ def _advance(run: Run, report: Callable[[Run], bool], direction: Vector | None =
         return Status.NOT_FINITE
     run.history.append(run.unscaled_record(record))
     if run.oracle.exact:
-        run.stall.update(record, run.iteration, run.oracle.space.eps)
+        iteration = run.iteration
+        rejection_counts = iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates
+        run.stall.update(record, run.oracle.space.eps, rejection_counts=rejection_counts)
     run.oracle.end(record.step_norm)
     return Status.CALLBACK if report(run) else record
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch, Note, Record
 
 STALL_LIMIT = 10
@@ -35,16 +34,19 @@ class StallMonitor:
         """Whether the run has stalled."""
         return self.iterations >= STALL_LIMIT
 
-    def update(self, record: Record, iteration: IterationProtocol, eps: float) -> None:
-        """Count an iteration, given its record and the machine epsilon of f."""
+    def update(self, record: Record, eps: float, *, rejection_counts: bool) -> None:
+        """Count an iteration, given its record and the machine epsilon of f.
+
+        `rejection_counts` is whether an iteration that stays counts as one without progress. With the paper's rule it
+        does not before the stopping test holds, because σ grows for the next iteration; with interpolation σ was
+        already raised to its bound in this one.
+        """
         gradient_decreased = record.grad_norm < GRADIENT_PROGRESS * self.best_grad_norm
         self.best_grad_norm = min(self.best_grad_norm, record.grad_norm)
         moved = record.branch is not Branch.STAYED
         roundoff = eps * abs(record.value)
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
-        # With the paper's rule a rejection is not a stall, because σ grows in the next iteration. With interpolation σ
-        # was already raised to its bound in this iteration.
         if gradient_decreased or (moved and value_decreased):
             self.iterations = 0
-        elif moved or iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates:
+        elif moved or rejection_counts:
             self.iterations += 1
