@@ -94,6 +94,9 @@ class MinibatchIteration:
 
     Attributes
     ----------
+    state : MinibatchState
+        That of the last iteration. Results of an averaged step that the host has not read are missing until
+        `finish_step`.
     has_returned : bool
         Whether the last iteration returned to an earlier point.
     rates : sequence of float
@@ -109,7 +112,7 @@ class MinibatchIteration:
         assert method.minibatch is not None
         self.method, self.settings = method, cast("Minibatch", method.minibatch)
         self.second_order = Iteration(method, seed, one_sample=True)
-        self._state = MinibatchState(seed, averaged=not self.settings.curvature)
+        self.state = MinibatchState(seed, averaged=not self.settings.curvature)
         self._unread: _UnreadStep | None = None
         self._late_record: Record | None = None  # see `read_record`
         self.has_returned = False
@@ -121,18 +124,8 @@ class MinibatchIteration:
         self._cached_steps: dict[bool, AveragedStep] = {}  # by whether the caller projects x
 
     def __getstate__(self) -> dict[str, Any]:
-        self._read_last_step()
+        self.finish_step()
         return self.__dict__
-
-    @property
-    def state(self) -> MinibatchState:
-        """The state after the last step. Reading it waits for the device if that step is unfinished."""
-        self._read_last_step()
-        return self._state
-
-    @state.setter
-    def state(self, state: MinibatchState) -> None:
-        self._state = state
 
     @property
     def units(self) -> Units:
@@ -149,7 +142,9 @@ class MinibatchIteration:
 
         `start` is not used: the iteration on samples chooses the start of Lanczos itself.
         """
-        clock, saved_state, saved_second_order = time.perf_counter(), self.state, self.second_order.snapshot()
+        clock = time.perf_counter()
+        self.finish_step()
+        saved_state, saved_second_order = self.state, self.second_order.snapshot()
         self.has_returned, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
@@ -166,13 +161,13 @@ class MinibatchIteration:
 
     def read_record(self) -> Record | None:
         """Return the record of the last iteration if it was not complete when the iteration returned; else None."""
-        self._read_last_step()
+        self.finish_step()
         return self._late_record
 
     def _update_state(self, **changes: Any) -> MinibatchState:
         """Replace fields of the state; return the new state."""
-        self._state = replace(self._state, **changes)
-        return self._state
+        self.state = replace(self.state, **changes)
+        return self.state
 
     def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Choose the phase from the losses of batches, and make one step of it."""
@@ -376,12 +371,12 @@ class MinibatchIteration:
         It does with losses, from which the iteration may return to an earlier point, in the first steps, and while the
         caller projects x. A metric of the caller may return a direction that is not finite.
         """
-        is_projected = self._state.projection_countdown > 0 or self._state.last_written_x is not None
-        is_early = self._state.steps <= watch.RELIABLE_MEAN_STEPS
+        is_projected = self.state.projection_countdown > 0 or self.state.last_written_x is not None
+        is_early = self.state.steps <= watch.RELIABLE_MEAN_STEPS
         return not (oracle.has_values or is_early or is_projected or is_of_caller(self.settings.metric))
 
-    def _read_last_step(self) -> None:
-        """Read the results of the last step if they were not read yet, and update the state.
+    def finish_step(self) -> None:
+        """Update the state by the results of the last step, if they were not read yet; waits for the device.
 
         If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
         """
@@ -391,7 +386,7 @@ class MinibatchIteration:
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             self._late_record = self._averaged_record(record, scalars, results, eps)
-            self._update_state(**updates.changes_by_results(self._state, self.settings, scalars, results))
+            self._update_state(**updates.changes_by_results(self.state, self.settings, scalars, results))
             return
         note = "the gradient of the gradient sample is not finite"
         self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
@@ -400,7 +395,7 @@ class MinibatchIteration:
 
     def _expect_projections(self) -> None:
         """If the last step found a change of x by the caller, expect more of them in the next steps."""
-        if self._state.caller_changed:
+        if self.state.caller_changed:
             self._update_state(caller_changed=False, projection_countdown=_PROJECTION_STEPS)
 
     def _refresh(self, steps: int) -> None:
@@ -412,7 +407,7 @@ class MinibatchIteration:
     def _averaged_record(self, record: Record, scalars: StepScalars[float], results: StepResults, eps: float) -> Record:
         """Return the record with the results of an averaged step."""
         eta = scalars.eta * results.step_factor
-        dual_norm_square = max(results.dual_norm_square, 0.0) * self._state.gradient_unit
+        dual_norm_square = max(results.dual_norm_square, 0.0) * self.state.gradient_unit
         return replace(
             record,
             branch=Branch.AVERAGED,
@@ -430,7 +425,7 @@ class MinibatchIteration:
 
         Second-order steps then fitted outliers. The losses are compared once, in the first averaged steps.
         """
-        state, value = self._state, results.value
+        state, value = self.state, results.value
         if state.first_point is None or not oracle.has_values or state.first_loss < _FIRST_LOSS_OUTLIER * value:
             return None
         first_point = state.first_point
@@ -462,7 +457,7 @@ class MinibatchIteration:
     @property
     def _averaging(self) -> float:
         """β: 1 while the caller projects x, because other points than x may be infeasible."""
-        return 1.0 if self._state.projection_countdown else self.settings.average.averaging
+        return 1.0 if self.state.projection_countdown else self.settings.average.averaging
 
     def _sigma(self, eta: float, dual_norm_square: float, eps: float) -> float:
         """Return σ = 1/(η‖s‖_M) for the record, where ‖s‖_M = η√(gᵀM⁻¹g) and gᵀM⁻¹g is the square of the dual norm.
@@ -481,7 +476,7 @@ class MinibatchIteration:
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
         largest = self._largest_rate
-        factor = scale.rate_factor(largest, self._state.peak_rate)
+        factor = scale.rate_factor(largest, self.state.peak_rate)
         if len(set(self.rates)) <= 1:
             return factor, None
         rates = on_device(self.rates, like.dtype, like.device).unbind()
@@ -508,13 +503,13 @@ class MinibatchIteration:
 
     def _count_nonfinite(self, note: str, value: float, grad_norm: float) -> bool:
         """Count a batch that is not finite, and return whether the one before was not finite either."""
-        state = self._update_state(nonfinite_batches=self._state.nonfinite_batches + 1)
+        state = self._update_state(nonfinite_batches=self.state.nonfinite_batches + 1)
         watch.report_nonfinite(state, note, value, grad_norm)
         return state.nonfinite_batches > 1
 
     def _reduce_eta(self) -> None:
         """Reduce η, until the last steps are aligned."""
-        self._update_state(eta_reduction=_ETA_REDUCTION * self._state.eta_reduction)
+        self._update_state(eta_reduction=_ETA_REDUCTION * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
@@ -540,18 +535,20 @@ class MinibatchIteration:
     @property
     def _gradient_point_minus_average(self) -> Vector | None:
         """Y − x; None if both are the same point."""
-        if self._state.offset is None or self._state.projection_countdown:
+        if self.state.offset is None or self.state.projection_countdown:
             return None
-        return self._state.offset * (1.0 - self.settings.average.averaging)
+        return self.state.offset * (1.0 - self.settings.average.averaging)
 
     # ------------------------------------------------------------------ saving and restoring
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
+        self.finish_step()
         return numbers_of(self.state) | {"second_order": self.second_order.numbers()}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state, and of the state of second-order steps."""
+        self.finish_step()
         return vectors_of(self.state) | saving.prefixed(self.second_order.vectors())
 
     def tensors(self) -> Sequence[Mapping[str, Tensor]]:
@@ -599,6 +596,7 @@ class MinibatchIteration:
 
         The values in the tensors of the preconditioner are not part of it.
         """
+        self.finish_step()
         numbers = self.state, self.second_order.snapshot()
         return *numbers, self._preconditioner, self._saved_tensors, self._cached_steps
 
@@ -620,6 +618,7 @@ class MinibatchIteration:
         `earlier_indices` has for each of them its index among the earlier parameters, or None if it was not one of
         them.
         """
+        self.finish_step()
         saved = list(self.tensors()) if self.state.steps else []
         joins = bool(saved) and None in earlier_indices
         self._update_state(**joining.rearranged_vectors(self.state, rearrange, x, joins=joins), x_norm_square=math.nan)
@@ -635,6 +634,7 @@ class MinibatchIteration:
 
     def reset(self) -> None:
         """Reset everything but the counts, for vectors of another dimension."""
+        self.finish_step()
         state = self.state
         self.state = MinibatchState(state.seed, state.iteration, state.seconds, state.averaged)
         self.second_order.reset()
