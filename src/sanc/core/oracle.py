@@ -152,6 +152,22 @@ class Oracle(ABC):
     free_indices: Any = None
     exponent: int = 0
 
+    # What a subclass defines, beside `space` and `meter`.
+
+    @abstractmethod
+    def value(self, x: Vector) -> float:
+        """Return f(x) on the objective sample."""
+
+    @abstractmethod
+    def gradient(self, x: Vector) -> tuple[float, Vector]:
+        """Return f(x) and ∇f(x) on the gradient sample."""
+
+    @abstractmethod
+    def hessian(self, x: Vector) -> Operator:
+        """Return ∇²f(x) on the Hessian sample."""
+
+    # What it may define: the samples of an iteration, and what is known beyond products.
+
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of components in the gradient, Hessian and objective samples."""
@@ -161,6 +177,68 @@ class Oracle(ABC):
     def shapes(self) -> Sequence[tuple[int, ...]]:
         """The shapes of the tensors that a vector is made of, in their order."""
         return [(self.space.dim,)]
+
+    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
+        """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
+
+    def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
+        """End an iteration, given the norm of its step."""
+
+    def gradient_sample_value(self, x: Vector) -> float:
+        """Return f(x) on the gradient sample."""
+        return self.value(x)
+
+    def is_cached(self, x: Vector) -> tuple[bool, bool]:
+        """Return whether value and gradient at `x` are cached for the next iteration."""
+        return False, False
+
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
+        """Return the eigenpairs of `hessian` at x; None if only products are known.
+
+        `free_indices` is an array of indices: rows and columns of other variables are left out.
+        """
+        return None
+
+    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
+        """Return the columns of a Lanczos process that starts at `start`."""
+        return Lanczos(operator, start, self.space, **options)
+
+    def norm(self, v: Vector) -> float:
+        """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
+        return self.space.norm(v)
+
+    def gradient_error(self, x: Vector) -> float:
+        """Return the error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
+        return 0.0
+
+    def truncation_error(self, x: Vector) -> Vector | None:
+        """Return the error of each entry of a differenced ∇f(x) due to the size of the difference; None for others."""
+        return None
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs in addition to the point and the counters."""
+        return {}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have no state
+        """Restore the state that `numbers` returned."""
+
+    # The counters.
+
+    def count_paper_calls(self, gradients: int, products: int) -> None:
+        """Count the components of gradients and products as the paper's figures do, once for each iteration (D4)."""
+        gradient_size, hessian_size, _ = self.sizes
+        self.meter.paper_calls += gradients * gradient_size + products * hessian_size
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Evaluate without counting: restore the counters at the end of the block."""
+        meter = replace(self.meter)
+        try:
+            yield
+        finally:
+            self.meter = meter
+
+    # Faces of a box and scaled objectives, whose oracles wrap another one: elsewhere these are the identity.
 
     @property
     def full_oracle(self) -> Oracle:
@@ -192,79 +270,9 @@ class Oracle(ABC):
         """Whether x is within the bounds."""
         return True
 
-    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
-        """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
-
-    def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
-        """End an iteration, given the norm of its step."""
-
-    def numbers(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs in addition to the point and the counters."""
-        return {}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have no state
-        """Restore the state that `numbers` returned."""
-
-    def is_cached(self, x: Vector) -> tuple[bool, bool]:
-        """Return whether value and gradient at `x` are cached for the next iteration."""
-        return False, False
-
-    @abstractmethod
-    def value(self, x: Vector) -> float:
-        """Return f(x) on the objective sample."""
-
-    def gradient_sample_value(self, x: Vector) -> float:
-        """Return f(x) on the gradient sample."""
-        return self.value(x)
-
-    @abstractmethod
-    def gradient(self, x: Vector) -> tuple[float, Vector]:
-        """Return f(x) and ∇f(x) on the gradient sample."""
-
-    def gradient_error(self, x: Vector) -> float:
-        """Return the error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
-        return 0.0
-
-    def truncation_error(self, x: Vector) -> Vector | None:
-        """Return the error of each entry of a differenced ∇f(x) due to the size of the difference; None for others."""
-        return None
-
-    def norm(self, v: Vector) -> float:
-        """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
-        return self.space.norm(v)
-
     def move(self, x: Vector, d: Vector) -> Vector:
         """Return x + d; with bounds, its projection on them."""
         return x + d
-
-    @abstractmethod
-    def hessian(self, x: Vector) -> Operator:
-        """Return ∇²f(x) on the Hessian sample."""
-
-    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
-        """Return the eigenpairs of `hessian` at x; None if only products are known.
-
-        `free_indices` is an array of indices: rows and columns of other variables are left out.
-        """
-        return None
-
-    def count_paper_calls(self, gradients: int, products: int) -> None:
-        """Count the components of gradients and products as the paper's figures do, once for each iteration (D4)."""
-        gradient_size, hessian_size, _ = self.sizes
-        self.meter.paper_calls += gradients * gradient_size + products * hessian_size
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Evaluate without counting: restore the counters at the end of the block."""
-        meter = replace(self.meter)
-        try:
-            yield
-        finally:
-            self.meter = meter
-
-    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
-        """Return the columns of a Lanczos process that starts at `start`."""
-        return Lanczos(operator, start, self.space, **options)
 
 
 class WrappedOracle(Oracle):

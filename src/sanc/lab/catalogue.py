@@ -87,49 +87,100 @@ _SETS = (
     _text("w8a", 49_749, 300, 3_478_238, "6a9fa8fd5f524303240a5db07d4b3d4a51e8b7b4b20a914105d8e3e8c81640f2"),
     _text("a9a", 32_561, 123, 2_329_875, "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906"),
     DataSet(
-        "ijcnn1", 49_990, 22,
-        _libsvm("binary/ijcnn1.bz2", 1_398_220, "450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"),
-        (Layout("libsvm", ("ijcnn1",)),),
+        "ijcnn1",
+        rows=49_990,
+        features=22,
+        files=_libsvm(
+            "binary/ijcnn1.bz2", 1_398_220, "450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"
+        ),
+        layouts=(Layout("libsvm", ("ijcnn1",)),),
     ),
     DataSet(
-        "covtype", 581_012, 54,
-        _libsvm("binary/covtype.libsvm.binary.bz2", 7_020_350,
-                "fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d"),
-        (Layout("libsvm", ("covtype.libsvm.binary",)), Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True)),
-        (1, 2), "each feature mapped to [0, 1]", interval=(0.0, 1.0),
+        "covtype",
+        rows=581_012,
+        features=54,
+        files=_libsvm(
+            "binary/covtype.libsvm.binary.bz2",
+            7_020_350,
+            "fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d",
+        ),
+        layouts=(
+            Layout("libsvm", ("covtype.libsvm.binary",)),
+            Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True),
+        ),
+        labels=(1, 2),
+        note="each feature mapped to [0, 1]",
+        interval=(0.0, 1.0),
     ),
     DataSet(
-        "higgs", 11_000_000, 28, _libsvm("binary/HIGGS.xz"),
-        (Layout("libsvm", ("HIGGS",)),
-         Layout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True)),
-        (0, 1), "a download of gigabytes",
+        "higgs",
+        rows=11_000_000,
+        features=28,
+        files=_libsvm("binary/HIGGS.xz"),
+        layouts=(
+            Layout("libsvm", ("HIGGS",)),
+            Layout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True),
+        ),
+        labels=(0, 1),
+        note="a download of gigabytes",
     ),
     DataSet(
-        "segment", 2_310, 19, _libsvm("multiclass/segment.scale"),
-        (Layout("statlog", ("segment.dat",)), Layout("libsvm", ("segment.scale",), scaled=True)),
-        tuple(range(1, 8)), "each feature mapped to [−1, 1]", interval=(-1.0, 1.0),
+        "segment",
+        rows=2_310,
+        features=19,
+        files=_libsvm("multiclass/segment.scale"),
+        layouts=(Layout("statlog", ("segment.dat",)), Layout("libsvm", ("segment.scale",), scaled=True)),
+        labels=tuple(range(1, 8)),
+        note="each feature mapped to [−1, 1]",
+        interval=(-1.0, 1.0),
     ),
     DataSet(
-        "seismic", 78_823, 50, _libsvm("multiclass/vehicle/seismic.bz2"),
-        (Layout("libsvm", ("seismic",)), Layout("libsvm", ("seismic.scale|seismic_scale",), scaled=True)), (1, 2, 3),
+        "seismic",
+        rows=78_823,
+        features=50,
+        files=_libsvm("multiclass/vehicle/seismic.bz2"),
+        layouts=(Layout("libsvm", ("seismic",)), Layout("libsvm", ("seismic.scale|seismic_scale",), scaled=True)),
+        labels=(1, 2, 3),
     ),
     DataSet(
-        "mnist", 60_000, 784,
-        (_mnist("images-idx3", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-         _mnist("labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")),
-        (Layout("idx", ("train-images-idx3-ubyte|train-images.idx3-ubyte",
-                        "train-labels-idx1-ubyte|train-labels.idx1-ubyte")),),
-        tuple(range(10)), folders=("MNIST/raw",),
+        "mnist",
+        rows=60_000,
+        features=784,
+        files=(
+            _mnist("images-idx3", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            _mnist("labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        ),
+        layouts=(
+            Layout(
+                "idx",
+                ("train-images-idx3-ubyte|train-images.idx3-ubyte", "train-labels-idx1-ubyte|train-labels.idx1-ubyte"),
+            ),
+        ),
+        labels=tuple(range(10)),
+        folders=("MNIST/raw",),
     ),
     DataSet(
-        "cifar10", 50_000, 3_072,
-        (RemoteFile("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", 170_052_171,
-                    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
-        (Layout("cifar", _CIFAR_FILES),
-         Layout("cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR_FILES))),
-        tuple(range(10)), folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+        "cifar10",
+        rows=50_000,
+        features=3_072,
+        files=(
+            RemoteFile(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "cifar-10-binary.tar.gz",
+                170_052_171,
+                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        layouts=(
+            Layout("cifar", _CIFAR_FILES),
+            Layout(
+                "cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR_FILES)
+            ),
+        ),
+        labels=tuple(range(10)),
+        folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
     ),
-)  # fmt: skip
+)
 
 CATALOGUE: Mapping[str, DataSet] = {dataset.name: dataset for dataset in _SETS}
 """Every data set by name."""
