@@ -17,7 +17,15 @@ import sanc
 from sanc.implicit.minimizing import _UNSUITABLE
 from sanc.many.minimizing import RunOptions
 from sanc.minibatch.settings import METRICS
-from sanc.options import ArgminOptions, CurveFitOptions, MinimizeOptions, OptimizerOptions
+from sanc.options import (
+    ArgminArguments,
+    ArgminOptions,
+    CurveFitOptions,
+    LeastSquaresArguments,
+    MinimizeArguments,
+    MinimizeOptions,
+    OptimizerOptions,
+)
 
 PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
 CLASSES = [
@@ -26,7 +34,7 @@ CLASSES = [
     sanc.StepScale, sanc.Average, sanc.Kronecker, sanc.Diagonal, sanc.Identity,
 ]  # fmt: skip
 PROGRAM = """
-import torch, sanc
+import numpy, torch, sanc
 
 params = torch.nn.Linear(2, 2).parameters()
 sanc.SANC(params, eta1=0.2, metric="diagonal", minibatch=None, krylov_dim=3, escape=sanc.PaperEscape(L1=2.0))
@@ -44,6 +52,20 @@ sanc.curve_fit(lambda x, a: a * x, x, x, loss="huber", max_nfev=20)
 sanc.curve_fit(lambda x, a: a * x, x, x, bogus=3)  # wrong
 sanc.least_squares(lambda x: x, x, max_nfev=20, callback=print)
 sanc.least_squares(lambda x: x, x, bogus=3)  # wrong
+point: torch.Tensor = sanc.minimize(lambda x: (x**2).sum(), x).x
+listed: numpy.ndarray = sanc.minimize(lambda x: x @ x, [1.0, 2.0], (), "arc", "2-point", bounds=[(0, 1)] * 2).x
+array: numpy.ndarray = sanc.minimize(lambda x: x @ x, numpy.ones(2), hess=None, batch_size=None).x
+other: numpy.ndarray = sanc.minimize(lambda x: (x**2).sum(), x).x  # wrong
+tree = sanc.minimize(lambda x: (x["a"] ** 2).sum(), {"a": x}).x["a"]
+sanc.minimize(lambda x: x @ x, [1.0, 2.0], max_iter="many")  # wrong
+fit = sanc.least_squares(lambda x: x, numpy.ones(2), "3-point", ([0, 0], [1, 1]), loss="huber")
+cost: float = fit.cost + fit.optimality + fit.x.sum() + len(fit.active_mask)
+fit.costs  # wrong
+result.x.sum(), result.multipliers, result.nfev
+result.xs  # wrong
+minimum: torch.Tensor = sanc.argmin(lambda x, t: ((x - t) ** 2).sum(), x, x, rtol=1e-6)
+least, solution = sanc.argmin(lambda x, t: ((x - t) ** 2).sum(), x, x, details=True)
+solution.problem.strip(), least.backward(), solution.bogus  # wrong
 def report(progress: sanc.Progress) -> bool: return progress.ended > 1
 sanc.minimize_many(lambda x: (x**2).sum(), x[None], callback=report)
 sanc.minimize_many(lambda x: (x**2).sum(), x[None], bogus=3)  # wrong
@@ -82,6 +104,15 @@ def test_options_that_are_passed_on_have_the_types_of_the_function_that_they_are
     added = typing.get_type_hints(ArgminOptions).items() - typing.get_type_hints(MinimizeOptions).items()
     named = {"fun", "x0", "bounds", "max_products", *_UNSUITABLE}
     assert dict(added) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in named}
+    positional = {"fun", "x0", "args", "method", "jac"}
+    hints = typing.get_type_hints(MinimizeArguments).items() - typing.get_type_hints(MinimizeOptions).items()
+    assert dict(hints) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in positional}
+    hints = typing.get_type_hints(ArgminArguments).items() - typing.get_type_hints(ArgminOptions).items()
+    positional = {"fun", "x0", "theta", "details"}
+    assert dict(hints) == {name: kind for name, kind in types_of(sanc.argmin).items() if name not in positional}
+    positional = {"fun", "x0", "jac", "bounds"}
+    arguments = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in positional}
+    assert typing.get_type_hints(LeastSquaresArguments) == arguments
     named = {"fun", "x0", "jac", "bounds", "args", "kwargs"}
     rows = {item.name: types_of(sanc.minimize_many)[item.name] for item in fields(RunOptions)}
     one = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in named}
@@ -97,7 +128,12 @@ def test_typed_options_are_accepted_by_some_method():
 def test_the_result_has_the_entries_that_its_type_names():
     result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2))
     hints = typing.get_type_hints(sanc.Result)
+    bounded = {"active", "multipliers", "weakly_active"}
+    assert set(result) == hints.keys() - {"record", "state"} - bounded
+    result = sanc.minimize(lambda x: (x**2).sum(), torch.ones(2), bounds=[(0, 2), (1, 2)])
     assert set(result) == hints.keys() - {"record", "state"}
+    fit = sanc.least_squares(lambda x: x, torch.ones(2), bounds=([0, 1], [2, 2]))
+    assert set(fit) == typing.get_type_hints(sanc.LeastSquaresResult).keys() - {"record", "state", "hvp"}
     for name, kind in hints.items():
         if name in result and kind in (float, bool, str, int):
             assert isinstance(result[name], kind), name

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.minibatch.metrics.kronecker import Kronecker
     from sanc.minibatch.scale import StepScale
     from sanc.minibatch.settings import Average, Minibatch
-    from sanc.minimisation import Certificate, Result, Status, certificate, minimize, scipy_method
+    from sanc.minimisation import Certificate, LeastSquaresResult, Result, Status, certificate, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
     from sanc.presets import METHODS, PRESETS, method_for
     from sanc.ranks.saving import load_checkpoint, save_checkpoint
@@ -75,6 +75,7 @@ __all__ = [
     "Identity",
     "Kronecker",
     "KrylovModel",
+    "LeastSquaresResult",
     "ManyResult",
     "Method",
     "Metric",
@@ -154,7 +155,15 @@ _HOMES = {
     "sanc.minibatch.metrics.kronecker": ("Kronecker",),
     "sanc.minibatch.scale": ("StepScale",),
     "sanc.minibatch.settings": ("Average", "Minibatch"),
-    "sanc.minimisation": ("Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"),
+    "sanc.minimisation": (
+        "Certificate",
+        "LeastSquaresResult",
+        "Result",
+        "Status",
+        "certificate",
+        "minimize",
+        "scipy_method",
+    ),
     "sanc.optim": ("ARC", "CR", "CRM", "NCD", "SANC", "SCR"),
     "sanc.presets": ("METHODS", "PRESETS", "method_for"),
     "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),

@@ -16,7 +16,15 @@ from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.scale import StepScale
 from sanc.minibatch.settings import Average, Minibatch
 
-__all__ = ["ArgminOptions", "CurveFitOptions", "MinimizeOptions", "OptimizerOptions"]
+__all__ = [
+    "ArgminArguments",
+    "ArgminOptions",
+    "CurveFitOptions",
+    "LeastSquaresArguments",
+    "MinimizeArguments",
+    "MinimizeOptions",
+    "OptimizerOptions",
+]
 
 
 class OptimizerOptions(TypedDict, total=False):
@@ -83,10 +91,9 @@ class MinimizeOptions(OptimizerOptions, total=False):
     gtol: float | None
 
 
-class ArgminOptions(MinimizeOptions, total=False):
-    """Arguments of `minimize` that `argmin` passes on."""
+class _SharedArguments(MinimizeOptions, total=False):
+    """Arguments of both `minimize` and `argmin`."""
 
-    method: str | Method | None
     constraints: Any
     tol: float | None
     callback: Callable[..., Any] | None
@@ -101,6 +108,55 @@ class ArgminOptions(MinimizeOptions, total=False):
     hvp: HvpMode
     disp: bool
     precond: Any
+
+
+class MinimizeArguments(_SharedArguments, total=False):
+    """Arguments of `minimize` that are passed by name."""
+
+    hess: Callable[..., Any] | str | None
+    hessp: Callable[..., Any] | None
+    bounds: Any
+    batch_size: int | None
+    hessian_batch_size: int | None
+    objective_batch_size: int | None
+    grow_samples: bool
+    certify: bool
+    max_products: int | None
+    resume: Mapping[str, Any] | None
+    process_group: Any
+
+
+class ArgminOptions(_SharedArguments, total=False):
+    """Arguments of `minimize` that `argmin` passes on."""
+
+    method: str | Method | None
+
+
+class ArgminArguments(ArgminOptions, total=False):
+    """Arguments of `argmin` that are passed by name, without `details`."""
+
+    bounds: Any
+    on_singular: str
+    rtol: float | None
+    confidence: float
+    max_products: int | None
+
+
+class LeastSquaresArguments(TypedDict, total=False):
+    """Arguments of `least_squares` that are passed by name."""
+
+    loss: str | Callable[..., Any]
+    f_scale: float
+    tol: float | None
+    max_nfev: int | None
+    max_iter: int | None
+    max_time: float | None
+    certify: bool
+    seed: int
+    callback: Callable[..., Any] | None
+    precond: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] | None
 
 
 class CurveFitOptions(TypedDict, total=False):

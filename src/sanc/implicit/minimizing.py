@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
@@ -22,8 +23,9 @@ from sanc.errors import (
 from sanc.implicit.functions import minimum_of
 from sanc.implicit.minimum import SolveOptions
 from sanc.implicit.problem import ImplicitProblem
+from sanc.implicit.solution import Solution
 from sanc.minimisation.arguments import call_problem
-from sanc.options import ArgminOptions
+from sanc.options import ArgminArguments, ArgminOptions
 from sanc.sums.linear import FiniteSum
 
 ON_SINGULAR = ("raise", "warn", "pinv")
@@ -44,8 +46,32 @@ _UNSUITABLE = {
 """Arguments of `minimize` that `argmin` does not accept, and the reason."""
 
 
+Function = Callable[..., Tensor]
+"""f(x, θ)."""
+
+
+@overload
 def argmin(
-    fun: Callable[..., Tensor],
+    fun: Function,
+    x0: Tensor | NDArray[Any],
+    theta: Any,
+    *,
+    details: Literal[False] = ...,
+    **options: Unpack[ArgminArguments],
+) -> Tensor: ...
+@overload
+def argmin(
+    fun: Function,
+    x0: Tensor | NDArray[Any],
+    theta: Any,
+    *,
+    details: Literal[True],
+    **options: Unpack[ArgminArguments],
+) -> tuple[Tensor, Solution]: ...
+@overload
+def argmin(fun: Function, x0: Any, theta: Any, *, details: bool = ..., **options: Unpack[ArgminArguments]) -> Any: ...
+def argmin(
+    fun: Function,
     x0: Any,
     theta: Any,
     *,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any, Never
+from typing import Any, Never, Unpack, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import Bounds
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
@@ -37,18 +38,43 @@ from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.preconditioners import build_factor
-from sanc.minimisation.result import Result
+from sanc.minimisation.result import LeastSquaresResult, PointT
 from sanc.minimisation.trees import Tree, is_tree
+from sanc.options import LeastSquaresArguments
 from sanc.presets import PRESETS
 
 _DIFFERENCE_TOLERANCE = 1e-6
 """Default tolerance for Jacobians by differences, whose relative error is 1.5e-8 ("2-point") or 4e-11 ("3-point")."""
 
 
+Jacobian = Callable[..., Any] | str | None
+"""`jac` of `least_squares`."""
+
+
+@overload
+def least_squares(
+    fun: Callable[..., Any],
+    x0: PointT,
+    jac: Jacobian = ...,
+    bounds: Any = ...,
+    **others: Unpack[LeastSquaresArguments],
+) -> LeastSquaresResult[PointT]: ...
+@overload
+def least_squares(
+    fun: Callable[..., Any],
+    x0: float | Sequence[float],
+    jac: Jacobian = ...,
+    bounds: Any = ...,
+    **others: Unpack[LeastSquaresArguments],
+) -> LeastSquaresResult[NDArray[Any]]: ...
+@overload
+def least_squares(
+    fun: Callable[..., Any], x0: Any, jac: Jacobian = ..., bounds: Any = ..., **others: Unpack[LeastSquaresArguments]
+) -> LeastSquaresResult[Any]: ...
 def least_squares(
     fun: Callable[..., Any],
     x0: Any,
-    jac: Callable[..., Any] | str | None = None,
+    jac: Jacobian = None,
     bounds: Any = None,
     *,
     loss: str | Callable[..., Any] = "linear",
@@ -64,7 +90,7 @@ def least_squares(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     **others: Never,
-) -> Result:
+) -> LeastSquaresResult[Any]:
     """Minimise the sum of squares of residuals, or a robust loss of them, to a second-order point.
 
     The cost is ½ Σ r_i(x)², or ½ C² Σ φ((r_i/C)²) with C = `f_scale`. The run is that of `minimize`, in variables
@@ -110,7 +136,7 @@ def least_squares(
 
     Returns
     -------
-    Result
+    LeastSquaresResult
         SciPy's entries: x, cost, fun (residuals), jac (Jacobian), grad, optimality, active_mask, nfev, njev, status (a
         `Status`), message, success. Also nit, nhev, history, certificate (in scaled variables) and second_order
         (whether the last model had the second-order term); with bounds active, multipliers and weakly_active. Calls of
@@ -294,7 +320,7 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
     return report
 
 
-def _result(run: LeastSquaresRun, status: Status, points: _Points) -> Result:
+def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquaresResult[Any]:
     """Return the result of a run, in the caller's variables."""
     oracle, z = run.residual_oracle, run.point
     meter = oracle.meter
@@ -308,7 +334,7 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> Result:
         space = oracle.space
         active = run.box.active(space.tensor(z), space.tensor(g)).numpy().astype(int)
     held = ((active == -1) & (g >= 0.0)) | ((active == 1) & (g <= 0.0))
-    result = Result(
+    result: LeastSquaresResult[Any] = LeastSquaresResult(
         x=points.build(evaluation.x),
         cost=evaluation.terms.cost,
         fun=_like(evaluation.r, points),

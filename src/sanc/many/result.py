@@ -118,7 +118,7 @@ class ManyResult:
             products=self.flat.shape[1] if is_dense else min(self.flat.shape[1], MAX_CERTIFICATE_DIM),
         )
 
-    def __getitem__(self, row: int) -> Result:
+    def __getitem__(self, row: int) -> Result[Any]:
         """Return the result of a row, as that of `minimize`, without its history."""
         status = _status(int(self.status[row]))
         return Result(
@@ -137,7 +137,7 @@ class ManyResult:
         )
 
     @property
-    def best(self) -> Result:
+    def best(self) -> Result[Any]:
         """The result of the successful row with the lowest value; of all rows if none was successful."""
         fun, success = torch.as_tensor(self.fun), torch.as_tensor(self.success)
         chosen = success if bool(success.any()) else torch.ones_like(success)

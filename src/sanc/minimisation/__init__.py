@@ -3,6 +3,6 @@
 from sanc.core.runs.status import Status
 from sanc.minimisation.certification import Certificate, certificate
 from sanc.minimisation.minimizing import minimize, scipy_method
-from sanc.minimisation.result import Result
+from sanc.minimisation.result import LeastSquaresResult, Result
 
-__all__ = ["Certificate", "Result", "Status", "certificate", "minimize", "scipy_method"]
+__all__ = ["Certificate", "LeastSquaresResult", "Result", "Status", "certificate", "minimize", "scipy_method"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import HessianUpdateStrategy, OptimizeWarning
 
 from sanc.autograd.precision import callers_precision
@@ -41,8 +42,8 @@ from sanc.minimisation.arguments import call_problem, check_callback
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torch_modes
 from sanc.minimisation.preconditioners import precondition
-from sanc.minimisation.result import Result
-from sanc.options import MinimizeOptions
+from sanc.minimisation.result import PointT, Result
+from sanc.options import MinimizeArguments, MinimizeOptions
 from sanc.presets import compose, with_matrices, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
@@ -86,13 +87,44 @@ def _accepts_options(function: Callable[P, T]) -> Callable[P, T]:
     return with_options
 
 
+JacArgument = Callable[..., Any] | bool | str | None
+"""`jac` of `minimize`."""
+
+
+@overload
+def minimize(
+    fun: Any,
+    x0: PointT,
+    args: tuple[Any, ...] = ...,
+    method: str | Method | None = ...,
+    jac: JacArgument = ...,
+    **others: Unpack[MinimizeArguments],
+) -> Result[PointT]: ...
+@overload
+def minimize(
+    fun: Any,
+    x0: float | Sequence[float],
+    args: tuple[Any, ...] = ...,
+    method: str | Method | None = ...,
+    jac: JacArgument = ...,
+    **others: Unpack[MinimizeArguments],
+) -> Result[NDArray[Any]]: ...
+@overload
+def minimize(
+    fun: Any,
+    x0: Any,
+    args: tuple[Any, ...] = ...,
+    method: str | Method | None = ...,
+    jac: JacArgument = ...,
+    **others: Unpack[MinimizeArguments],
+) -> Result[Any]: ...
 @_accepts_options
 def minimize(
     fun: Any,
     x0: Any,
     args: tuple[Any, ...] = (),
     method: str | Method | None = None,
-    jac: Callable[..., Any] | bool | str | None = None,
+    jac: JacArgument = None,
     hess: Callable[..., Any] | str | None = None,
     hessp: Callable[..., Any] | None = None,
     bounds: Any = None,
@@ -120,7 +152,7 @@ def minimize(
     process_group: Any = None,
     precond: Any = None,
     **settings: Unpack[MinimizeOptions],
-) -> Result:
+) -> Result[Any]:
     """Find a second-order point of a smooth function or a finite sum.
 
     Parameters
@@ -486,7 +518,9 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
         value = record.trial_value if record.branch is not Branch.STAYED else record.value
         if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
             value = math.nan  # the objective sample was not evaluated
-        result = Result(x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run))
+        result: Result[Any] = Result(
+            x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run)
+        )
         with callers_precision():
             if with_state:
                 return asks_to_stop(callback, result.x, result)
@@ -495,7 +529,7 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
     return report
 
 
-def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result:
+def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[Any]:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
     oracle, meter = run.objective, run.oracle.meter
     # The counts of the run, without the evaluations below.
@@ -535,7 +569,7 @@ def scipy_method(
     callback: Callable[..., Any] | None = None,
     scheme: str | None = None,
     **options: Any,
-) -> Result:
+) -> Result[Any]:
     """Run `sanc.minimize` as a custom method of SciPy.
 
     Pass it as ``scipy.optimize.minimize(fun, x0, jac=jac, hessp=hessp, method=sanc.scipy_method, options={...})``.

@@ -5,15 +5,27 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 from sanc.core.record import Calls, Record
 from sanc.core.runs.status import Status
 from sanc.core.spectrum.curvature import Certificate
+
+PointT = TypeVar("PointT", bound=Tensor | NDArray[Any])
+"""A point that is one tensor or one array."""
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Entries = dict[str, Any]  # SciPy's class is not typed: with it type checkers would accept any attribute
+    P = TypeVarWithDefault("P", default=Any)  # a point in the form of `x0`
+else:
+    Entries, P = OptimizeResult, TypeVar("P")
 
 _LINE_WIDTH = 80
 """Characters of a line, the width of a standard terminal."""
@@ -23,7 +35,7 @@ _NESTED_LINES = 8
 """Lines of a nested point, beyond which only the number of entries is printed: a result then has at most 45 lines."""
 
 
-class Result(OptimizeResult):  # type: ignore[misc]
+class Result(Entries, Generic[P]):
     """SciPy's result, whose `repr` abbreviates long vectors and prints the number of records in the history.
 
     The intermediate result of a callback has `x`, `fun`, `nit`, `record` and `state` alone.
@@ -54,15 +66,18 @@ class Result(OptimizeResult):  # type: ignore[misc]
         The certificate of the final point.
     hvp : str
         How torch computed Hessian products; empty if it did not.
+    active, multipliers, weakly_active : array, Tensor or pytree of these
+        With bounds: −1 at the lower bound, 1 at the upper one, otherwise 0; the gradient at active bounds; and where a
+        multiplier is too small to tell whether its bound is active.
     record : Record
         In a callback: the record of the last iteration.
     state : dict
         In a callback: the state that `resume` accepts.
     """
 
-    x: Any
+    x: P
     fun: float
-    jac: Any
+    jac: P
     success: bool
     status: Status
     message: str
@@ -74,6 +89,9 @@ class Result(OptimizeResult):  # type: ignore[misc]
     calls: Calls
     certificate: Certificate | None
     hvp: str
+    active: P
+    multipliers: P
+    weakly_active: P
     record: Record
     state: dict[str, Any]
 
@@ -90,6 +108,36 @@ class Result(OptimizeResult):  # type: ignore[misc]
         return "\n".join(lines)
 
     __str__ = __repr__
+
+
+class LeastSquaresResult(Result[P]):
+    """The result of `least_squares`, with the names of SciPy. `fun` are the residuals, and `jac` is their Jacobian.
+
+    Attributes
+    ----------
+    cost : float
+        The sum of squares, halved, or the loss.
+    fun : array or Tensor
+        The residuals.
+    jac : array, Tensor or operator
+        Their Jacobian.
+    grad : array or Tensor
+        The gradient of the cost.
+    optimality : float
+        The largest entry of the gradient that is not held by a bound.
+    active_mask : ndarray
+        −1 at a lower bound, 1 at an upper one, otherwise 0.
+    second_order : bool
+        Whether the model of the last step had the second-order term.
+    """
+
+    cost: float
+    fun: Any
+    jac: Any
+    grad: Any
+    optimality: float
+    active_mask: NDArray[np.int_]
+    second_order: bool
 
 
 def _lines(value: Any, width: int) -> list[str]:
