@@ -105,7 +105,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
 """Constants that decide whether f, its gradient and its Hessian products are consistent."""
 
 SAMPLES: Mapping[str, Sequence[float]] = {
-    "core.sigma._MIN_SIGMA_FACTOR": (1e-1, 1e-6),
+    "core.sigma.MIN_SIGMA_FACTOR_SAMPLED": (1e-1, 1e-6),
     "core.model.SAMPLED_KRYLOV_DIM": (2, 10),
     "minibatch.iteration._FIRST_PROBE": (25, 10**6),
     "minibatch.iteration._ESCAPE_SHARE": (0.1, 0.9),
@@ -141,7 +141,7 @@ SAMPLES: Mapping[str, Sequence[float]] = {
 
 SETTINGS: Mapping[str, Sequence[Any]] = {
     "memory": (0.8, 0.99),
-    "refresh": (10, 200),
+    "refresh": (200,),
     "largest_side": (8, 16),
     "scale": (0.05, 0.4),
     "distance": (0.0, 4.0),

@@ -152,7 +152,7 @@ def estimate(ranks: int) -> dict[str, float]:
     matrices = n / SIDE**2
     rotations = 4 * 2 * SIDE * n / METRIC_SPEED  # into the eigenbases and back, two sides
     factors = 2 * 2 * SIDE * n / METRIC_SPEED / 5  # GGᵀ and GᵀG, every fifth step
-    refresh = 2 * (2 + 4 / 3) * SIDE**3 / METRIC_SPEED / 50  # a product and a QR on each side, every 50 steps
+    refresh = 2 * (2 + 4 / 3) * SIDE**3 / METRIC_SPEED / 10  # a product and a QR on each side, every 10 steps
     metric = rotations + factors + matrices * refresh
     adamw = forward + max(backward, reduce)
     gather = (ranks - 1) / ranks * 4 * n / BANDWIDTH + hop

@@ -13,6 +13,8 @@ from typing import Any
 
 _WIDTH_OF_VALUE = 60
 """Characters of a value in a message, so that the message fits two lines of a terminal."""
+_WIDTH_OF_LINE = 160
+"""Characters of the message of another library in one of ours: two lines of a terminal."""
 _SIMILARITY = 0.82
 """Ratio of `difflib.SequenceMatcher` from which a name counts as misspelt: one wrong letter in six or more."""
 
@@ -132,6 +134,12 @@ def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> 
     """Require an integer that is at least `least`; None is accepted too, unless `none` is False."""
     fits = none if value is None else is_number(value, Integral) and value >= least
     require(fits, name, value, f"pass an integer ≥ {least}")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of an error of another library, with its type."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:_WIDTH_OF_LINE]}" if lines else type(error).__name__
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

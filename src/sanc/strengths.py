@@ -75,7 +75,7 @@ class _Fit:
 
 
 @dataclass(slots=True, eq=False)
-class Evaluation:
+class HeldOutEvaluation:
     """The fits of all folds for one vector t = log C.
 
     Attributes
@@ -125,7 +125,7 @@ class Evaluation:
 class Choice:
     """The best point of a search, and the result of the last minimisation; None if the start had no derivatives."""
 
-    best: Evaluation
+    best: HeldOutEvaluation
     result: Any
 
 
@@ -145,7 +145,7 @@ class HeldOutLoss:
 
     Attributes
     ----------
-    evaluations : list of Evaluation
+    evaluations : list of HeldOutEvaluation
         All points so far.
     """
 
@@ -153,16 +153,16 @@ class HeldOutLoss:
         self._build, self._folds, self._groups = build, folds, groups
         self._tol, self._max_iter, self._method = tol, max_iter, method
         self._needed_tol = np.full(folds, tol)  # of the last fit of each fold
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[HeldOutEvaluation] = []
 
-    def evaluate(self, t: Array, *, survey: bool = False) -> Evaluation:
+    def evaluate(self, t: Array, *, survey: bool = False) -> HeldOutEvaluation:
         """Return the fits for t, made or stored; with `survey`, fits without derivatives suffice."""
         t = np.array(t, np.float64)
         made = next((made for made in reversed(self.evaluations) if np.array_equal(made.t, t)), None)
         if made is None:
             nearest = min(self.evaluations, key=lambda made: float(np.abs(made.t - t).max()), default=None)
             starts = [None if nearest is None else nearest.start(fold, t) for fold in range(self._folds)]
-            made = Evaluation(t, [_Fit(start) for start in starts])
+            made = HeldOutEvaluation(t, [_Fit(start) for start in starts])
             self.evaluations.append(made)
             for old in self.evaluations[:-2]:  # coefficients of all points are kept, but matrices of two
                 for fit in old.fits:
@@ -224,7 +224,7 @@ class HeldOutLoss:
                 return
             tol = max(_LEAST_TOL, min(_TOL_REDUCTION * tol, self._needed_tol[fold]))
 
-    def _system(self, fold: int, made: Evaluation) -> tuple[Array, _System]:
+    def _system(self, fold: int, made: HeldOutEvaluation) -> tuple[Array, _System]:
         """Return the coefficients of a fit and its linear systems, which are formed again if they were dropped."""
         fit = made.fits[fold]
         assert fit.w is not None
@@ -239,12 +239,12 @@ class HeldOutLoss:
         rows[self._groups, :, np.arange(problem.features)] = problem.penalty.strength[:, None]
         return rows.reshape(len(rows), -1)
 
-    def _fold_gradient(self, fold: int, made: Evaluation) -> Array:
+    def _fold_gradient(self, fold: int, made: HeldOutEvaluation) -> Array:
         w, system = self._system(fold, made)
         gradient: Array = self._strengths(system.problem) @ (w * system.adjoint)
         return gradient
 
-    def _fold_hessian(self, fold: int, made: Evaluation) -> Array:
+    def _fold_hessian(self, fold: int, made: HeldOutEvaluation) -> Array:
         """Return d²V/dt² of a fold, from H d²w = λ_g P_g dw_h + λ_h P_h dw_g − [g = h] λ_g P_g w − D³L[dw_g, dw_h]."""
         w, system = self._system(fold, made)
         v, strengths = system.adjoint, self._strengths(system.problem)
@@ -329,7 +329,7 @@ def choose_strengths(loss: HeldOutLoss, groups: Array, lower: float, upper: floa
     return Choice(_best(loss), result)
 
 
-def _best(loss: HeldOutLoss) -> Evaluation:
+def _best(loss: HeldOutLoss) -> HeldOutEvaluation:
     """Return the point of the smallest loss, of the reliable ones if there are any; of equal ones, the smallest C."""
     reliable = [made for made in loss.evaluations if made.is_reliable]
     return min(reliable or loss.evaluations, key=lambda made: (float(made.losses.mean()), float(made.t.sum())))

@@ -201,3 +201,36 @@ def test_rounding_of_a_gradient_against_exact_arithmetic():
         for constant in (0.0, 1e40):
             oracle = CallableOracle(lambda x, A=A, y=y, c=constant: float(((A @ x - y) ** 2).sum()) + c, x, **given)
             assert error < consistency.estimate_gradient_rounding(oracle, x, 1.0) < 1e3 * error
+
+
+@pytest.mark.parametrize("n", [4, 30])
+@pytest.mark.parametrize("factor", [1.0, -1.0, 0.2, 30.0])
+def test_a_wrong_product_is_found_by_differences_of_the_gradient(factor, n):
+    x = np.linspace(-1.2, 1.0, n)
+    oracle = CallableOracle(rosen, x, jac=rosen_der, hessp=lambda x, v: factor * rosen_hess_prod(x, v))
+    said = consistency.find_wrong_product(oracle, x, 1.0)
+    assert ("inconsistent with the gradient" in said) == (factor != 1.0)
+    if factor > 1.0:
+        ours, differences = (float(said.split(words)[1].split()[0].strip(",:")) for words in ("norm is", "jac have"))
+        assert ours / differences == pytest.approx(factor, rel=0.01)
+
+
+def test_a_product_within_roundoff_or_of_a_rough_gradient_is_no_contradiction():
+    rng = np.random.default_rng(3)
+    rough = CallableOracle(rosen, X0, jac=lambda x: rosen_der(x) + rng.standard_normal(4), hessp=rosen_hess_prod)
+    assert consistency.find_wrong_product(rough, X0, 1.0) == ""
+    single = CallableOracle(rosen, X0, jac=rosen_der, hessp=lambda x, v: rosen_hess_prod(x, v.astype(np.float32)))
+    assert consistency.find_wrong_product(single, X0, 1.0) == ""
+
+
+@pytest.mark.parametrize("max_iter", [120, 99])
+def test_a_long_run_with_a_wrong_hessian_names_it(max_iter):
+    """A Hessian 1000 times too large makes steps of a descent method."""
+    x = np.array([-1.2, 1.0, 0.5])
+    made = sanc.minimize(
+        rosen, x, jac=rosen_der, hessp=lambda x, v: 1e3 * rosen_hess_prod(x, v) + 1e6 * v, max_iter=max_iter
+    )
+    assert made.status is Status.ITERATION_LIMIT and made.nit == max_iter
+    assert ("check hess or hessp" in made.message) == (max_iter >= 100)
+    right = sanc.minimize(rosen, x, jac=rosen_der, hessp=rosen_hess_prod)
+    assert right.success and right.njev <= right.nfev

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -13,6 +16,7 @@ from sanc.core.dense import DenseModel, EigenSpace, NewtonLine, eigenpairs
 from sanc.core.iteration import Iteration
 from sanc.core.oracle import Meter, Operator, Oracle
 from sanc.core.space import NumpySpace
+from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.spectrum.krylov import StepBasis
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.presets import PRESETS
@@ -121,7 +125,16 @@ def test_bounds_use_the_whole_space(rng):
 
 def test_the_hessian_norm_of_a_line_is_that_of_a_product():
     line = NewtonLine(MODEL, None, None, None, 1.0, None, hessian_norm=3.0)
-    assert line.hessian_norm == 3.0 and line.longer_step(None, 1.0, 1) is None
+    assert line.hessian_norm == 3.0 and line.longer_step(SimpleNamespace(rejected=None), 1.0, 1) is None
+
+
+def test_longer_steps_on_a_line_are_twice_the_last_one_and_follow_no_rejected_step():
+    step = CubicStep(np.array([2.0]), 2.0, 0.0, 1.0, hard_case=False)
+    line = NewtonLine(replace(MODEL, max_resolves=3), None, None, step, 1.0, None, hessian_norm=3.0)
+    here = SimpleNamespace(rejected=None)
+    assert [line.longer_step(here, 1.0, trials).norm for trials in (1, 2, 3)] == [4.0, 8.0, 16.0]
+    assert line.longer_step(here, 1.0, 4) is None
+    assert line.longer_step(SimpleNamespace(rejected=step), 1.0, 2) is None
 
 
 def test_a_convex_sum_needs_no_probe_for_negative_curvature(rng):

@@ -28,7 +28,7 @@ import scipy.sparse
 import sanc
 from sanc import ArgumentError
 from sanc.lab import datasets, download, parsed, readers
-from sanc.lab.catalogue import DataSet, Layout, RemoteFile
+from sanc.lab.catalogue import DataSet, FileLayout, RemoteFile
 
 pooch = pytest.importorskip("pooch")
 
@@ -43,7 +43,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 TEXT = b"-1 1:0.5 3:2\n+1\n-1 2:-1e-3\n1 1:1 2:2 3:3\n"
 MATRIX = np.array([[0.5, 0, 2], [0, 0, 0], [0, -1e-3, 0], [1, 2, 3]])
 LABELS = [0, 1, 0, 1]
-TINY = DataSet("tiny", 4, 3, (RemoteFile("http://127.0.0.1:9/tiny", "tiny"),), (Layout("libsvm", ("tiny",)),))
+TINY = DataSet("tiny", 4, 3, (RemoteFile("http://127.0.0.1:9/tiny", "tiny"),), (FileLayout("libsvm", ("tiny",)),))
 
 
 @pytest.fixture(autouse=True)

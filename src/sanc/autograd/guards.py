@@ -1,5 +1,7 @@
 """The only module that reads or changes states of other libraries that hold for the whole process.
 
+The random generators of torch are in `generators.py`, and the hook that finds the modules of a step in `buffers.py`.
+
 Such a state may belong to another object of the process, such as an optimiser of another model. Each function therefore
 takes the object that it examines as an argument, and returns a result for that object alone.
 

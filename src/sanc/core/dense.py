@@ -64,11 +64,11 @@ class NewtonLine(KrylovSubspace):
     hessian_norm: float = 0.0
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
-        """Return twice the last step; None if the model allows no more than `trials` trial points.
+        """Return twice the last step; None after a rejected one, or if the model allows only `trials` trial points.
 
         Its predicted decrease is the largest that the model has on this line, at the first step.
         """
-        if self.step is None or trials > self.model.max_resolves:
+        if self.step is None or here.rejected is not None or trials > self.model.max_resolves:
             return None
         factor = 2.0**trials
         return replace(self.step, u=factor * self.step.u, norm=factor * self.step.norm, sigma=sigma)

@@ -2,8 +2,8 @@
 
 A method is a composition of pieces: a model (Krylov space and cubic steps), an acceptance rule and an escape rule. Each
 piece returns a value; the iteration alone writes the state and the record. Vectors are used only through a `Space`, and
-the objective only through an `Oracle`. Random draws are functions of (seed, iteration), so a resumed run repeats a run
-that was not interrupted.
+the objective only through an `Oracle`. Random draws are functions of (seed, iteration, purpose), so that a resumed run
+repeats a run that was not interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VECTOR_PREFIX = "rule_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
 
-class _Unfinished(NamedTuple):
+class _Progress(NamedTuple):
     """An iteration in progress: its last decision, and what the next rule and the record need.
 
     Attributes
@@ -173,9 +173,9 @@ class Iteration:
         )
         return x if decision.point is None else decision.point, self._record(progress, decision, seconds)
 
-    def _advance(self, here: Point) -> _Unfinished:
+    def _advance(self, here: Point) -> _Progress:
         """Return the iteration after 2.2 to 2.6 at a point."""
-        progress, model, subspace = _Unfinished(here, here.state.sigma), self.method.model, None
+        progress, model, subspace = _Progress(here, here.state.sigma), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
                 return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
@@ -184,7 +184,7 @@ class Iteration:
                 subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
-                progress = _Unfinished(here, sigma, subspace=subspace)
+                progress = _Progress(here, sigma, subspace=subspace)
                 progress = self._try_cubic_steps(progress, subspace)  # 2.3, 2.5, 2.6
             moved = progress.decision is not None and progress.decision.point is not None
             if moved or progress.skips_escape:
@@ -203,7 +203,7 @@ class Iteration:
             if subspace is not None:
                 subspace.release()
 
-    def _try_cubic_steps(self, progress: _Unfinished, subspace: Subspace) -> _Unfinished:
+    def _try_cubic_steps(self, progress: _Progress, subspace: Subspace) -> _Progress:
         """Return the iteration after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
         if subspace.failure:  # without a cubic step, the gradient step of 2.6 follows
@@ -219,9 +219,7 @@ class Iteration:
             here = replace(progress.here, rejected=rejected)
         return progress
 
-    def _try_step(
-        self, progress: _Unfinished, subspace: Subspace, step: CubicStep
-    ) -> tuple[_Unfinished, CubicStep | None]:
+    def _try_step(self, progress: _Progress, subspace: Subspace, step: CubicStep) -> tuple[_Progress, CubicStep | None]:
         """Return the iteration after one cubic step, and the step if it was rejected, so that another σ may be tried.
 
         A step that could not be tried is not a rejected one.
@@ -257,7 +255,7 @@ class Iteration:
         )
         return progress, decision.step if decision.point is None else None
 
-    def _stay_with_larger_sigma(self, progress: _Unfinished, note: str, value: float = math.nan) -> _Unfinished:
+    def _stay_with_larger_sigma(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
         """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
 
         In the first iteration an error is raised instead.
@@ -285,13 +283,13 @@ class Iteration:
                 )
         return checked
 
-    def _stopping_test(self, progress: _Unfinished, decision: Decision) -> bool:
+    def _stopping_test(self, progress: _Progress, decision: Decision) -> bool:
         """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
         here, step = progress.here, progress.step
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
         return decision.zero_step and is_conclusive and (step is None or step.norm <= self.method.epsilon_s)
 
-    def _record(self, progress: _Unfinished, decision: Decision, seconds: float) -> Record:
+    def _record(self, progress: _Progress, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
         here, step, last_trial, subspace = progress.here, progress.step, progress.last_trial, progress.subspace
         escaped = decision.point is not None and decision.step is None

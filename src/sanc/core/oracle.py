@@ -6,7 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sanc.core.record import Calls
@@ -232,11 +232,12 @@ class Oracle(ABC):
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Evaluate without counting: restore the counters at the end of the block."""
-        meter = replace(self.meter)
+        meter, before = self.meter, replace(self.meter)
         try:
             yield
         finally:
-            self.meter = meter
+            for counter in fields(before):
+                setattr(meter, counter.name, getattr(before, counter.name))
 
     # Faces of a box and scaled objectives, whose oracles wrap another one: elsewhere these are the identity.
 

@@ -75,7 +75,7 @@ def classify(actual: float, predicted: float, eta1: float, eta2: float, value_ro
 
 
 def ratio(actual: float, predicted: float, value_rounding: float = 0.0) -> float:
-    """Return ρ for the record; NaN if it is not defined.
+    """Return ρ, for the record and for tests other than acceptance; NaN if it is not defined.
 
     Parameters
     ----------

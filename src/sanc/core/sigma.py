@@ -21,7 +21,7 @@ MIN_SHRINK_FACTOR, MAX_SHRINK_FACTOR, MAX_GROWTH_FACTOR = 0.1, 0.5, 3.0
 """Bounds on the ratio of the next step norm to this one: the lower and the upper bound after a rejection, and the upper
 bound after a success."""
 
-_MIN_SIGMA_FACTOR, MIN_SIGMA_FACTOR_EXACT = 1e-3, 1e-6
+MIN_SIGMA_FACTOR_SAMPLED, MIN_SIGMA_FACTOR_EXACT = 1e-3, 1e-6
 """The smallest factor on σ after one step, with samples and with an exact objective."""
 
 NEGLIGIBLE_CUBIC_TERM = 1e-16
@@ -132,7 +132,7 @@ class SigmaRule:
     @property
     def min_factor(self) -> float:
         """The smallest factor on σ after one step."""
-        return MIN_SIGMA_FACTOR_EXACT if self.exact else _MIN_SIGMA_FACTOR
+        return MIN_SIGMA_FACTOR_EXACT if self.exact else MIN_SIGMA_FACTOR_SAMPLED
 
     def bounded(self, sigma: float) -> float:
         """Return σ within its bounds."""
@@ -219,9 +219,10 @@ class SigmaUpdate(Piece):
     sigma0 : float or None
         The cubic coefficient σ at the start; for `CR` and `CRM` its fixed value. 1 is the paper's. None: 1e-4 ‖g‖
         over the square of the length scale at the first point (`sanc.core.units`), which has the units of σ.
-    sigma_floor, sigma_ceiling : float or None
-        Bounds of σ. A floor of None is the machine precision of the parameters' type, as in the paper.
-        The ceiling only prevents overflow: 1e100 and the norms of a step have products in the range of float64.
+    sigma_floor : float or None
+        Lower bound of σ. None: the machine precision of the parameters' type, as in the paper.
+    sigma_ceiling : float
+        Upper bound of σ, which only prevents overflow.
     gamma : float
         Factor by which σ grows after a rejected step; 2 is the paper's.
     sigma_rule : {"paper", "interpolate"}
@@ -250,9 +251,9 @@ class SigmaUpdate(Piece):
 
 
 @cache
-def _rule(settings: SigmaUpdate, kind: type[SigmaRule], eps: float, exact: bool) -> SigmaRule:
+def _rule(settings: SigmaUpdate, rule_class: type[SigmaRule], eps: float, exact: bool) -> SigmaRule:
     """Return the rule of these settings; every iteration asks for it, and building it takes microseconds."""
-    return kind(
+    return rule_class(
         sigma0=1.0 if settings.sigma0 is None else settings.sigma0,
         floor=eps if settings.sigma_floor is None else settings.sigma_floor,
         ceiling=settings.sigma_ceiling,

@@ -17,7 +17,7 @@ from sanc.autograd.internals import forward_mode_enabled
 from sanc.implicit.derivatives import gradient, pull_back, push_forward
 
 
-class Problem(Protocol):
+class ParametricFunction(Protocol):
     """The part of `argmin`'s problem that the functions use."""
 
     transformed: bool
@@ -35,7 +35,7 @@ class ArgMin(torch.autograd.Function):
     """x(θ), a minimum of f(·, θ)."""
 
     @staticmethod
-    def forward(problem: Problem, *theta: Tensor) -> Tensor:
+    def forward(problem: ParametricFunction, *theta: Tensor) -> Tensor:
         return problem.minimise(theta)
 
     @staticmethod
@@ -77,7 +77,7 @@ class ArgMin(torch.autograd.Function):
             return solution_of(problem, -change, x, *theta)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, problem: Problem, *theta: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, problem: ParametricFunction, *theta: Tensor) -> tuple[Tensor, int]:
         return _stacked(info.batch_size, in_dims[1:], theta, lambda *parts: minimum_of(problem, *parts))
 
 
@@ -85,7 +85,7 @@ class Solve(torch.autograd.Function):
     """v(u, x, θ), the solution of ∇²_x f(x, θ) v = u."""
 
     @staticmethod
-    def forward(problem: Problem, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
+    def forward(problem: ParametricFunction, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
         return problem.solve(u, x, theta)
 
     @staticmethod
@@ -114,16 +114,16 @@ class Solve(torch.autograd.Function):
             return solution_of(problem, right, *point)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, problem: Problem, *tensors: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, problem: ParametricFunction, *tensors: Tensor) -> tuple[Tensor, int]:
         return _stacked(info.batch_size, in_dims[1:], tensors, lambda *parts: solution_of(problem, *parts))
 
 
-def minimum_of(problem: Problem, *theta: Tensor) -> Tensor:
+def minimum_of(problem: ParametricFunction, *theta: Tensor) -> Tensor:
     """Return x(θ), with a graph."""
     return ArgMin.apply(problem, *theta)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def solution_of(problem: Problem, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
+def solution_of(problem: ParametricFunction, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
     """Return v(u, x, θ), with a graph."""
     return Solve.apply(problem, u, x, *theta)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -133,7 +133,7 @@ def _primals(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
-def _gradient_of(problem: Problem, x: Tensor, theta: list[Tensor], places: list[int]) -> Any:
+def _gradient_of(problem: ParametricFunction, x: Tensor, theta: list[Tensor], places: list[int]) -> Any:
     """Return the function of some of the parameters that computes ∇_x f at a fixed x."""
 
     def function(*chosen: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _gradient_of(problem: Problem, x: Tensor, theta: list[Tensor], places: list[
     return function
 
 
-def _product_with(problem: Problem, v: Tensor) -> Any:
+def _product_with(problem: ParametricFunction, v: Tensor) -> Any:
     """Return the function (x, θ) ↦ ∇²_x f(x, θ) v."""
 
     def function(x: Tensor, *theta: Tensor) -> Tensor:

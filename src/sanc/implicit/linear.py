@@ -29,8 +29,8 @@ _RESIDUAL_SHARE = 0.5
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
 _CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
-_SCALED_PAIRS = 32
-"""Ritz pairs of a scaling in a large space; each one costs four inner products per product."""
+_SCALED_PAIRS = (1, 2, 4, 8, 16, 32)
+"""Numbers of Ritz pairs that are tried as a scaling in a large space; each costs four inner products per product."""
 _RITZ_VECTOR_ENTRIES = 10_000_000
 """Entries of all Ritz vectors up to which every Ritz pair is kept: 80 MB in float64."""
 _CONVERGED_RESIDUAL = 0.1
@@ -120,7 +120,7 @@ def spectral_scaling(explored: Exploration, dim: int) -> SpectralScaling:
         usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
         order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))]
         spread = _spread(values[positive])
-        for count in (1, 2, 4, 8, 16, _SCALED_PAIRS):
+        for count in _SCALED_PAIRS:
             chosen = order[:count]
             rest = values[np.setdiff1d(positive, chosen)]
             if len(rest) and _spread(rest) <= _USEFUL_SPREAD * spread:

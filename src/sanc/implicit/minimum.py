@@ -55,7 +55,7 @@ class SolveOptions:
     seed: int
 
 
-class Minimum:
+class DifferentiableMinimum:
     """A minimum x of f(·, θ) with all that its derivatives need.
 
     Attributes

@@ -18,7 +18,7 @@ from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 from sanc.implicit.derivatives import is_transformed
 from sanc.implicit.free import require_constant
-from sanc.implicit.minimum import Minimum, SolveOptions, report_singular
+from sanc.implicit.minimum import DifferentiableMinimum, SolveOptions, report_singular
 from sanc.implicit.mixed import find_missing_derivative
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
@@ -64,7 +64,7 @@ class ImplicitProblem:
         # The indices of the parameters that derivatives are asked for.
         self._chosen = [i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)]
         self.solutions: list[Solution] = []
-        self._minima: list[Minimum] = []
+        self._minima: list[DifferentiableMinimum] = []
         self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -102,7 +102,7 @@ class ImplicitProblem:
         self._keep(minimum)
         return minimum.x.clone()
 
-    def _check_parameters(self, minimum: Minimum, theta: tuple[Tensor, ...]) -> None:
+    def _check_parameters(self, minimum: DifferentiableMinimum, theta: tuple[Tensor, ...]) -> None:
         """Raise or warn if f reads a differentiated parameter without its graph."""
         if minimum.hvp == "finite-difference":
             return
@@ -125,15 +125,17 @@ class ImplicitProblem:
             )
         return result
 
-    def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> Minimum:
+    def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum that a run found, with its curvature."""
         oracle, _, _ = build_oracle(
             self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
             hvp=self._options.get("hvp", "auto"),
         )  # fmt: skip
-        return Minimum(oracle, self._flat(result.x), theta, self._box, Solution(result), self._solve_options)
+        return DifferentiableMinimum(
+            oracle, self._flat(result.x), theta, self._box, Solution(result), self._solve_options
+        )
 
-    def _keep(self, minimum: Minimum) -> None:
+    def _keep(self, minimum: DifferentiableMinimum) -> None:
         self._minima.append(minimum)
         self.solutions.append(minimum.solution)
 
@@ -196,7 +198,7 @@ class ImplicitProblem:
             ) from problem
         return self._minimum_at(x, theta).solve(u)
 
-    def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> Minimum:
+    def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""
         x, theta = x.detach(), tuple(tensor.detach() for tensor in theta)
         count = len(self._minima)

@@ -21,7 +21,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The files of a data set in one of its formats.
 
     `files` are names without the suffix of a compression; "a|b" means a or b. `members` are the members to read if the
@@ -48,7 +48,7 @@ class DataSet:
     rows: int
     features: int
     files: tuple[RemoteFile, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FileLayout, ...]
     labels: tuple[int, ...] = (-1, 1)
     note: str = ""
     folders: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[Remot
 def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSet:
     """Return a sparse data set that LIBSVM publishes without compression."""
     files = _libsvm(f"binary/{name}", size, digest)
-    return DataSet(name, rows, features, files, (Layout("libsvm", (name,)),), sparse=True)
+    return DataSet(name, rows, features, files, (FileLayout("libsvm", (name,)),), sparse=True)
 
 
 def _mnist(kind: str, size: int, digest: str) -> RemoteFile:
@@ -93,7 +93,7 @@ _SETS = (
         files=_libsvm(
             "binary/ijcnn1.bz2", 1_398_220, "450dee8470b168e47b9fae1fc160396b8a809c675737837fce3acd51dcdc0481"
         ),
-        layouts=(Layout("libsvm", ("ijcnn1",)),),
+        layouts=(FileLayout("libsvm", ("ijcnn1",)),),
     ),
     DataSet(
         "covtype",
@@ -105,8 +105,8 @@ _SETS = (
             "fbcdd4f2ab981b598f2d9688860b20556b515770b1ed1b5629178e889cc4e89d",
         ),
         layouts=(
-            Layout("libsvm", ("covtype.libsvm.binary",)),
-            Layout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True),
+            FileLayout("libsvm", ("covtype.libsvm.binary",)),
+            FileLayout("libsvm", ("covtype.libsvm.binary.scale",), scaled=True),
         ),
         labels=(1, 2),
         note="each feature mapped to [0, 1]",
@@ -118,8 +118,8 @@ _SETS = (
         features=28,
         files=_libsvm("binary/HIGGS.xz"),
         layouts=(
-            Layout("libsvm", ("HIGGS",)),
-            Layout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True),
+            FileLayout("libsvm", ("HIGGS",)),
+            FileLayout("npy", ("X_num_test.npy", "y_test.npy", "X_num_val.npy", "y_val.npy"), subset=True),
         ),
         labels=(0, 1),
         note="a download of gigabytes",
@@ -129,7 +129,7 @@ _SETS = (
         rows=2_310,
         features=19,
         files=_libsvm("multiclass/segment.scale"),
-        layouts=(Layout("statlog", ("segment.dat",)), Layout("libsvm", ("segment.scale",), scaled=True)),
+        layouts=(FileLayout("statlog", ("segment.dat",)), FileLayout("libsvm", ("segment.scale",), scaled=True)),
         labels=tuple(range(1, 8)),
         note="each feature mapped to [−1, 1]",
         interval=(-1.0, 1.0),
@@ -139,7 +139,10 @@ _SETS = (
         rows=78_823,
         features=50,
         files=_libsvm("multiclass/vehicle/seismic.bz2"),
-        layouts=(Layout("libsvm", ("seismic",)), Layout("libsvm", ("seismic.scale|seismic_scale",), scaled=True)),
+        layouts=(
+            FileLayout("libsvm", ("seismic",)),
+            FileLayout("libsvm", ("seismic.scale|seismic_scale",), scaled=True),
+        ),
         labels=(1, 2, 3),
     ),
     DataSet(
@@ -151,7 +154,7 @@ _SETS = (
             _mnist("labels-idx1", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
         ),
         layouts=(
-            Layout(
+            FileLayout(
                 "idx",
                 ("train-images-idx3-ubyte|train-images.idx3-ubyte", "train-labels-idx1-ubyte|train-labels.idx1-ubyte"),
             ),
@@ -172,8 +175,8 @@ _SETS = (
             ),
         ),
         layouts=(
-            Layout("cifar", _CIFAR_FILES),
-            Layout(
+            FileLayout("cifar", _CIFAR_FILES),
+            FileLayout(
                 "cifar", ("cifar-10-binary.tar.gz",), tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR_FILES)
             ),
         ),

@@ -62,7 +62,7 @@ def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
 
 
 @dataclass(frozen=True)
-class Result:
+class MethodResult:
     """The results of a method: the mean final loss over its finished runs, or over all if none finished.
 
     `deviation` is the standard deviation of the final loss. `ends` are the mean costs at the end, by axis.
@@ -97,7 +97,7 @@ def number(value: float, digits: int = 4) -> str:
     return (f"{value:,.0f}" if whole else f"{value:.{digits}g}").replace("-", "−")
 
 
-def results(runs: Sequence[RunTrace]) -> list[Result]:
+def results(runs: Sequence[RunTrace]) -> list[MethodResult]:
     """Return the result of each method, from runs that made a step."""
     found = []
     for method, group in by_method(run for run in runs if run.steps).items():
@@ -108,7 +108,7 @@ def results(runs: Sequence[RunTrace]) -> list[Result]:
         ends = {x: float(np.mean([run.columns[x][-1] for run in done or group])) for x in AXES}
         steps = float(np.mean([run.steps for run in done or group]))
         start, mean = float(group[0].columns["loss"][0]), float(np.mean(finals))
-        found.append(Result(method, len(group), len(done), start, mean, deviation, best_loss(group), ends, steps))
+        found.append(MethodResult(method, len(group), len(done), start, mean, deviation, best_loss(group), ends, steps))
     return found
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from sanc.errors import one_of
 from sanc.lab import parsed
-from sanc.lab.catalogue import CATALOGUE, DataSet, Layout
+from sanc.lab.catalogue import CATALOGUE, DataSet, FileLayout
 from sanc.lab.download import download
 from sanc.lab.readers import DataError, Source
 
@@ -75,7 +75,7 @@ def _cache_folder(folder: Path) -> Path:
     return inside if os.access(existing, os.W_OK) and existing.stat().st_mode & 0o222 else _user_cache() / "parsed"
 
 
-def _locate(dataset: DataSet, folder: Path) -> tuple[Layout, list[Source]] | None:
+def _locate(dataset: DataSet, folder: Path) -> tuple[FileLayout, list[Source]] | None:
     """Return the first layout whose files all exist, with its sources; None if there is none."""
     for layout in dataset.layouts:
         suffixes = ("",) if layout.reader == "npy" or layout.members else _FILE_ENDINGS
@@ -125,7 +125,7 @@ def load_set(dataset: DataSet, data_dir: Folder = None, dtype: str = "float64") 
     return Loaded(dataset.name, X, y, dataset.classes, _note(dataset, layout, len(y)))
 
 
-def _note(dataset: DataSet, layout: Layout, rows: int) -> str:
+def _note(dataset: DataSet, layout: FileLayout, rows: int) -> str:
     if layout.subset:
         return f"subset: {rows:,} of {dataset.rows:,} rows"
     return "scaled by its publishers" if layout.scaled else ""

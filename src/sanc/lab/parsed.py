@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from sanc.lab.catalogue import DataSet, Layout
+from sanc.lab.catalogue import DataSet, FileLayout
 from sanc.lab.readers import READERS, Array, DataError, Source, checked, unpack
 
 FORMAT = 3
@@ -34,7 +34,7 @@ _verified: set[tuple[str, int, int]] = set()
 
 
 def load(
-    dataset: DataSet, layout: Layout, sources: Sequence[Source], cache: Path, dtype: np.dtype[Any]
+    dataset: DataSet, layout: FileLayout, sources: Sequence[Source], cache: Path, dtype: np.dtype[Any]
 ) -> tuple[Any, Array]:
     """Return X and y of these files, which are parsed unless their parsed form is stored."""
     state = [_stamp(source.path.resolve()) for source in sources]
@@ -63,7 +63,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), path.stat().st_size, path.stat().st_mtime_ns
 
 
-def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: Path, dtype: np.dtype[Any]) -> None:
+def _write(dataset: DataSet, layout: FileLayout, sources: Sequence[Source], entry: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files into a temporary folder and rename it to `entry`. Stale temporary folders are removed."""
     for old in entry.parent.glob(".*-*"):
         with suppress(OSError):
@@ -80,7 +80,7 @@ def _write(dataset: DataSet, layout: Layout, sources: Sequence[Source], entry: P
             os.rename(scratch, entry)
 
 
-def _build(dataset: DataSet, layout: Layout, sources: Sequence[Source], folder: Path, dtype: np.dtype[Any]) -> None:
+def _build(dataset: DataSet, layout: FileLayout, sources: Sequence[Source], folder: Path, dtype: np.dtype[Any]) -> None:
     """Parse the files and write X and y."""
     text, last = layout.reader in ("libsvm", "statlog"), sources[-1]
     rows = None if layout.subset else dataset.rows

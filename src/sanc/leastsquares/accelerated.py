@@ -20,7 +20,7 @@ from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
-from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
 
 DIFFERENCE_FRACTION = 0.1
 """Size, relative to the step, of the difference that gives r''(s, s), as in Transtrum and Sethna (2012)."""
@@ -48,7 +48,7 @@ def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
     return oracle, z, None if free_indices is None else free_indices.numpy(), scale_of_f
 
 
-def second_derivative(oracle: ResidualOracle, evaluation: Evaluation, jacobian: Any, x: Any, s: Any) -> Floats:
+def second_derivative(oracle: ResidualOracle, evaluation: ResidualEvaluation, jacobian: Any, x: Any, s: Any) -> Floats:
     """Return r''(s, s) at x from one evaluation of the residuals."""
     near = oracle.residuals(oracle.unscaled(x + DIFFERENCE_FRACTION * s))
     linear = jacobian @ oracle.unscaled(s)
@@ -67,7 +67,7 @@ class ResidualCurvature:
         That of the free variables.
     """
 
-    def __init__(self, oracle: ResidualOracle, evaluation: Evaluation, face: Oracle) -> None:
+    def __init__(self, oracle: ResidualOracle, evaluation: ResidualEvaluation, face: Oracle) -> None:
         self.oracle, self.evaluation, self.face = oracle, evaluation, face
         self._last: tuple[Any, Floats] | None = None  # the last step that was evaluated, and its r''(s, s)
 

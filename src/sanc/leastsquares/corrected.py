@@ -19,7 +19,7 @@ from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
 from sanc.leastsquares.matrices import GramSpace, JacobianMatrix
 from sanc.leastsquares.model import JacobianModel
-from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class CorrectedSubspace(KrylovSubspace):
     """The space of a dense Jacobian, with trial points x + s + a."""
 
     oracle: ResidualOracle | None = None
-    evaluation: Evaluation | None = None
+    evaluation: ResidualEvaluation | None = None
     jacobian: JacobianMatrix | None = None
     scale_of_f: float = 1.0
 
@@ -84,7 +84,7 @@ class CorrectedModel(JacobianModel):
 
 
 def _gradient(
-    here: Point, evaluation: Evaluation, krylov: GramSpace, weights: Floats | None, scale_of_f: float
+    here: Point, evaluation: ResidualEvaluation, krylov: GramSpace, weights: Floats | None, scale_of_f: float
 ) -> tuple[Floats, bool]:
     """Return the gradient in the eigenbasis, and whether it is the start of the space."""
     if weights is None:

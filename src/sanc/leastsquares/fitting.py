@@ -201,7 +201,7 @@ def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
     evaluation = oracle.evaluation(run.point)
     if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
-    run.prepare()
+    run.before_iteration()
     return run_to_end(run, report)
 
 

@@ -49,7 +49,7 @@ _RANDOM_PROBES = 8
 
 
 @dataclass
-class Evaluation:
+class ResidualEvaluation:
     """Residuals and, once it was needed, the Jacobian at one point."""
 
     x: Floats
@@ -157,12 +157,12 @@ class ResidualOracle(CallableOracle):
         self.column_limits: Any = np.zeros(len(x0))
         self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.uses_whole_hessian = False
-        self._evaluations: dict[bytes, Evaluation] = {}
-        self._known: RecentCache[Evaluation] = RecentCache(_CACHED_POINTS)
+        self._evaluations: dict[bytes, ResidualEvaluation] = {}
+        self._known: RecentCache[ResidualEvaluation] = RecentCache(_CACHED_POINTS)
         self._last: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
-        self._basis: tuple[Evaluation, Any, Eigenbasis, float] | None = None
-        self._second: tuple[Evaluation, Any] | None = None
-        self._matrix: tuple[Evaluation, Any, Floats, float] | None = None
+        self._basis: tuple[ResidualEvaluation, Any, Eigenbasis, float] | None = None
+        self._second: tuple[ResidualEvaluation, Any] | None = None
+        self._matrix: tuple[ResidualEvaluation, Any, Floats, float] | None = None
 
     # The counters count calls of the functions of the caller.
 
@@ -192,14 +192,14 @@ class ResidualOracle(CallableOracle):
         """Return z."""
         return self.variables.of(x)
 
-    def evaluation(self, z: Any) -> Evaluation:
+    def evaluation(self, z: Any) -> ResidualEvaluation:
         """Return the residuals at a point, evaluated once."""
         if self._last[0] is not z:
             self._last = z, self._known.get(z, self._find)
-        evaluation: Evaluation = self._last[1]
+        evaluation: ResidualEvaluation = self._last[1]
         return evaluation
 
-    def _find(self, z: Any) -> Evaluation:
+    def _find(self, z: Any) -> ResidualEvaluation:
         """Return the evaluation at an equal point, or a new one."""
         x = self.unscaled(z)
         key = x.tobytes()
@@ -209,11 +209,11 @@ class ResidualOracle(CallableOracle):
             del self._evaluations[next(iter(self._evaluations))]
         return evaluation
 
-    def _evaluate_residuals(self, x: Floats) -> Evaluation:
+    def _evaluate_residuals(self, x: Floats) -> ResidualEvaluation:
         r = self.residuals(x)
-        return Evaluation(x, r, self.loss(r))
+        return ResidualEvaluation(x, r, self.loss(r))
 
-    def with_jacobian(self, z: Any) -> Evaluation:
+    def with_jacobian(self, z: Any) -> ResidualEvaluation:
         """Return the residuals and the Jacobian at a point."""
         evaluation = self.evaluation(z)
         if evaluation.jacobian is None:
@@ -232,7 +232,7 @@ class ResidualOracle(CallableOracle):
         evaluation = self.with_jacobian(z)
         return evaluation.terms.cost, self._scaled_gradient(evaluation)
 
-    def _scaled_gradient(self, evaluation: Evaluation) -> Any:
+    def _scaled_gradient(self, evaluation: ResidualEvaluation) -> Any:
         """Return the gradient, the same object for the same point."""
         variables, g = evaluation.scaled_gradient
         if variables is not self.variables:
@@ -283,7 +283,7 @@ class ResidualOracle(CallableOracle):
             return _whole_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
         return self._model(evaluation, free_indices)[0]
 
-    def _model(self, evaluation: Evaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
+    def _model(self, evaluation: ResidualEvaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
         """Return the eigenbasis of the model at a point, and its offset, computed once."""
         key = None if free_indices is None else free_indices.tobytes()
         if self._basis is None or self._basis[0] is not evaluation or self._basis[1] != key:
@@ -310,7 +310,7 @@ class ResidualOracle(CallableOracle):
         norm = 2.0 * len(evaluation.x) if self.is_preconditioned else max(float(basis.values[-1]), 0.0)
         return math.sqrt(norm) * largest if offset <= largest else 0.0
 
-    def update_term(self, before: Evaluation, after: Evaluation) -> None:
+    def update_term(self, before: ResidualEvaluation, after: ResidualEvaluation) -> None:
         """Measure the step between two points, and decide whether the next model has the second-order term."""
         self.term.update(before, after, self.variables)
         self._basis = None
@@ -347,7 +347,7 @@ class ResidualOracle(CallableOracle):
 
     # Scaling.
 
-    def column_exponents(self, evaluation: Evaluation) -> Floats:
+    def column_exponents(self, evaluation: ResidualEvaluation) -> Floats:
         """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column.
 
         The parameters of a network have one unit, and keep their proportions: the exponent is that of the largest norm.
@@ -359,7 +359,7 @@ class ResidualOracle(CallableOracle):
                 norms = np.full_like(norms, norms.max())
             return np.where(np.isfinite(norms), np.round(np.log2(norms)), -math.inf)
 
-    def final_exponents(self, evaluation: Evaluation) -> Floats:
+    def final_exponents(self, evaluation: ResidualEvaluation) -> Floats:
         """Return the exponents of the columns at a point; for variables without an effect, the largest so far."""
         now = self.column_exponents(evaluation)
         threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(evaluation.terms.weighted))
@@ -372,7 +372,7 @@ class ResidualOracle(CallableOracle):
         """Use the variables z = L⁻¹x of a preconditioner LLᵀ from now on; `factor` is L, or its diagonal."""
         self.variables, self.is_preconditioned = Variables(factor), True
 
-    def column_variables(self, evaluation: Evaluation) -> Variables:
+    def column_variables(self, evaluation: ResidualEvaluation) -> Variables:
         """Return the variables in which gradient and curvature of a point are tested; the run may have others."""
         return Variables(self._scale_of(self.final_exponents(evaluation)))
 
@@ -452,7 +452,7 @@ class _WholeOperator(CallableOperator):
         second = self._second_order(evaluation, v, factor * self.step() / norm)
         return (product + second).astype(o.space.dtype, copy=False)
 
-    def _second_order(self, evaluation: Evaluation, v: Any, h: float) -> Any:
+    def _second_order(self, evaluation: ResidualEvaluation, v: Any, h: float) -> Any:
         """Return Σ w_i ∇²r_i v by the difference of Jᵀw along hv, with the weights at x and points in the bounds."""
         o, w = self.oracle, evaluation.terms.weighted
         if o.box is None:
@@ -483,7 +483,7 @@ class _WholeOperator(CallableOperator):
         return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
 
 
-def _decompose(oracle: ResidualOracle, evaluation: Evaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
+def _decompose(oracle: ResidualOracle, evaluation: ResidualEvaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
     """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
 
     A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of

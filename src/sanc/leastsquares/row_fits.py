@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO
-from sanc.errors import ArgumentError, ArgumentTypeError, require, require_integer, shown, warn
+from sanc.errors import ArgumentError, ArgumentTypeError, first_line, require, require_integer, shown, warn
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import gram
@@ -183,10 +183,9 @@ def _chosen_model(
     try:
         curves = mapped.curves(p, part)
     except Exception as error:
-        first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise ArgumentError(
-            f"f cannot be mapped over rows by torch.func.vmap ({first}): write it with functions of torch, for one row "
-            "of xdata and scalar parameters, and without branches on values; or call curve_fit for each row."
+            f"f cannot be mapped over rows by torch.func.vmap ({first_line(error)}): write it with functions of torch, for "
+            "one row of xdata and scalar parameters, and without branches on values; or call curve_fit for each row."
         ) from error
     if not isinstance(curves, Tensor) or curves.shape != part.y.shape:
         shape = tuple(curves.shape[1:]) if isinstance(curves, Tensor) else type(curves).__name__

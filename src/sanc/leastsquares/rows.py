@@ -20,7 +20,7 @@ from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import Problem, RowPoints, Rows, Spectra
+from sanc.many.rows import RowPoints, RowProblem, Rows, Spectra
 from sanc.many.spectra import decompose
 
 _HESSIAN_SHARE = 0.5
@@ -34,7 +34,7 @@ _KEPT_SELECTIONS = 2
 """Selections of rows whose data are kept: the rows of a round, and the rows that move in it."""
 
 
-class FitProblem(Problem):
+class FitProblem(RowProblem):
     """Sums of squares of residuals, a row each, in variables scaled by the column norms of their Jacobians.
 
     Parameters

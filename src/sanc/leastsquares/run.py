@@ -15,7 +15,7 @@ from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
-from sanc.leastsquares.oracle import Evaluation, ResidualOracle
+from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
 
 
 class _Tested(NamedTuple):
@@ -35,11 +35,11 @@ class LeastSquaresRun(Run):
 
     Attributes
     ----------
-    last : Evaluation or None
+    last : ResidualEvaluation or None
         The point of the iteration before.
     """
 
-    last: Evaluation | None = None
+    last: ResidualEvaluation | None = None
     _tested: _Tested | None = None  # the last point that was prepared
 
     @cached_property
@@ -62,7 +62,7 @@ class LeastSquaresRun(Run):
         """Tolerance on negative curvature in scaled variables, relative to the residuals."""
         return self.residual_oracle.curvature_tolerance(self.point) * self.scale_of_f
 
-    def prepare(self) -> None:
+    def before_iteration(self) -> None:
         """Measure the last step, and scale the variables; where the run may end, prepare the whole Hessian."""
         oracle = self.residual_oracle
         if self._tested is None or self._tested.point is not self.point:

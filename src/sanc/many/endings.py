@@ -8,11 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.runs.consistency import DIFFERENCE_VARIANCE, LEAST_FRACTION, NOISE_DIFFERENCES, NOISE_SPACING
+from sanc.core.runs.consistency import (
+    DIFFERENCE_VARIANCE,
+    LEAST_FRACTION,
+    NOISE_DIFFERENCES,
+    NOISE_SEED,
+    NOISE_SPACING,
+    ROUNDING_PROBES,
+    ROUNDING_SEED,
+)
 from sanc.core.runs.status import Status
 from sanc.core.space import ROUNDING_ERRORS
 from sanc.many.algebra import multiply_decomposed
-from sanc.many.rows import Problem, Rows
+from sanc.many.rows import RowProblem, Rows
 
 
 def is_success(status: Tensor) -> Tensor:
@@ -20,12 +28,12 @@ def is_success(status: Tensor) -> Tensor:
     return torch.isin(status, torch.tensor([int(one) for one in Status if one.success], device=status.device))
 
 
-def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
+def rounding_of_gradients(problem: RowProblem, rows: Rows) -> Tensor:
     """Estimate the norms of the rounding errors of gradients at x, in scaled variables."""
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator().manual_seed(ROUNDING_SEED)
     change = hessian_norm = torch.zeros_like(rows.point.value)
     x = rows.point.x / rows.scale
-    for _ in range(3):
+    for _ in range(ROUNDING_PROBES):
         v = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
         spectra = rows.spectra
         moved, product = (multiply_decomposed(spectra.values, spectra.vectors, part) for part in (x * v, v))
@@ -35,10 +43,10 @@ def rounding_of_gradients(problem: Problem, rows: Rows) -> Tensor:
     return ROUNDING_ERRORS * (problem.eps * change + torch.minimum(sum_error, _gradient_noise(problem, rows)))
 
 
-def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
+def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
-    d = torch.randn(x.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(x.device)
+    d = torch.randn(x.shape, generator=torch.Generator().manual_seed(NOISE_SEED), dtype=torch.float64).to(x.device)
     length = torch.maximum(rows.x_norm, LEAST_FRACTION * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
     step = (NOISE_SPACING * problem.eps * length)[:, None] * d * rows.scale
     points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
@@ -49,7 +57,7 @@ def _gradient_noise(problem: Problem, rows: Rows) -> Tensor:
     return (differences.square().sum((0, 2)) / (DIFFERENCE_VARIANCE * len(differences))).sqrt()
 
 
-def leave_saddles(problem: Problem, rows: Rows) -> tuple[Tensor, Tensor]:
+def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
     """Return points along negative curvature with lower values, and the indices of the rows that have one.
 
     The steps are those of `sanc.core.runs.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f,

@@ -13,11 +13,11 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
-from sanc.errors import ArgumentError, ArgumentTypeError
+from sanc.errors import ArgumentError, ArgumentTypeError, first_line
 from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
-from sanc.many.rows import Problem, RowPoints, Rows, Spectra
+from sanc.many.rows import RowPoints, RowProblem, Rows, Spectra
 from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
@@ -162,7 +162,7 @@ class RowFunction:
                     self._check_products(x[ids], ids)
         except Exception as error:
             raise ArgumentError(
-                f"fun cannot be differentiated twice ({_first_line(error)}): use operators of torch with derivatives, "
+                f"fun cannot be differentiated twice ({first_line(error)}): use operators of torch with derivatives, "
                 "and no in-place changes of captured tensors."
             ) from error
         if g.shape != x[ids].shape:
@@ -198,27 +198,21 @@ def _rows_of(arg: Any, ids: Tensor) -> Any:
     return map_tree(lambda leaf: leaf[ids] if isinstance(leaf, Tensor) else leaf, arg)
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of a message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
-
-
 def _failure(function: RowFunction, error: Exception) -> str:
     """Return the message for a function that fails on the first rows."""
     if function.vectorized:
         return (
-            f"fun failed on the first rows ({_first_line(error)}): it is called with some of the rows at a time, so "
+            f"fun failed on the first rows ({first_line(error)}): it is called with some of the rows at a time, so "
             "pass what belongs to rows in args, with in_dims 0."
         )
     return (
-        f"fun cannot be mapped over rows by torch.func.vmap ({_first_line(error)}): use torch functions of one row "
+        f"fun cannot be mapped over rows by torch.func.vmap ({first_line(error)}): use torch functions of one row "
         "without .item() and without branches on values (torch.where instead), or pass vectorized=True and a function "
         "of all rows."
     )
 
 
-class FunctionProblem(Problem):
+class FunctionProblem(RowProblem):
     """Functions of rows, with their Hessians: the rules of `minimize`.
 
     Parameters

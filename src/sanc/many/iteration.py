@@ -31,8 +31,8 @@ from sanc.many.rows import (
     RUNNING,
     WAITING,
     Accepted,
-    Problem,
     RowPoints,
+    RowProblem,
     Rows,
     RowTrials,
 )
@@ -46,7 +46,7 @@ class ManyIteration:
 
     Parameters
     ----------
-    problem : Problem
+    problem : RowProblem
         Evaluates the rows.
     max_iter, max_trials : float
         Limits on the iterations and trial points of a row.
@@ -54,7 +54,7 @@ class ManyIteration:
         Seed of the signs in the hard case and of escape steps along ±v.
     """
 
-    def __init__(self, problem: Problem, max_iter: float, max_trials: float, seed: int) -> None:
+    def __init__(self, problem: RowProblem, max_iter: float, max_trials: float, seed: int) -> None:
         self.problem, self.max_iter, self.max_trials = problem, max_iter, max_trials
         self._seed = seed
 
@@ -131,10 +131,10 @@ class ManyIteration:
         halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[indices]
         return actual.index_copy(0, indices, torch.where(halved, predicted[indices], actual[indices]))
 
-    def _propose_longer(self, rows: Rows, wanted: Tensor) -> Tensor:
-        """Set longer trial points in some of the rows `wanted`; return in which."""
-        indices = torch.nonzero(wanted & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
-        proposed = torch.zeros_like(wanted)
+    def _propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
+        """Set longer trial points in some of the rows `candidates`; return in which."""
+        indices = torch.nonzero(candidates & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
+        proposed = torch.zeros_like(candidates)
         if len(indices) == 0:
             return proposed
         part = rows.take(indices)
@@ -165,14 +165,14 @@ class ManyIteration:
         rows.accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(lower, rows.accepted)
         return lower, self._halve(rows, escapes & ~lower)
 
-    def _halve(self, rows: Rows, wanted: Tensor) -> Tensor:
+    def _halve(self, rows: Rows, candidates: Tensor) -> Tensor:
         """Halve the escape steps of some rows; return those whose steps are too short."""
-        rows.halvings = rows.halvings + wanted
+        rows.halvings = rows.halvings + candidates
         x, trial = rows.point.x, rows.trial
         halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
-        rows.trial = halved.where(wanted, trial)
+        rows.trial = halved.where(candidates, trial)
         is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=NEAR_ZERO)
-        return wanted & (is_short | (rows.halvings >= HALVINGS))
+        return candidates & (is_short | (rows.halvings >= HALVINGS))
 
     def _propose_pending(self, rows: Rows) -> None:
         """Propose the next steps of rows that begin an iteration or whose step was rejected."""
@@ -180,17 +180,17 @@ class ManyIteration:
         count = int(pending.sum())
         if count == 0:
             return
-        before = rows.trial, rows.sigma, rows.sigma_unconfirmed
+        last_trial, last_sigma, last_unconfirmed = rows.trial, rows.sigma, rows.sigma_unconfirmed
         self._propose(rows)
         if rows.lower is not None:
-            self._shorten(rows, pending & before[0].truncated & (rows.trials > 0), before[0].norm)
+            self._shorten(rows, pending & last_trial.truncated & (rows.trials > 0), last_trial.norm)
         last = torch.nonzero(pending & (rows.trials > rules.MAX_RESOLVES)).reshape(-1)
         if len(last):
             rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
         if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
-            rows.trial = rows.trial.where(pending, before[0])
-            rows.sigma = torch.where(pending, rows.sigma, before[1])
-            rows.sigma_unconfirmed = torch.where(pending, rows.sigma_unconfirmed, before[2])
+            rows.trial = rows.trial.where(pending, last_trial)
+            rows.sigma = torch.where(pending, rows.sigma, last_sigma)
+            rows.sigma_unconfirmed = torch.where(pending, rows.sigma_unconfirmed, last_unconfirmed)
 
     def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
@@ -216,33 +216,33 @@ class ManyIteration:
         indices = torch.nonzero(accepted).reshape(-1)
         if len(indices) == 0:
             return rejected
-        every = len(indices) == len(rows)
-        part = rows if every else rows.take(indices)
-        found = self.problem.evaluate(part.accepted.trial.x, part.ids)
+        all_moved = len(indices) == len(rows)
+        part = rows if all_moved else rows.take(indices)
+        new_point = self.problem.evaluate(part.accepted.trial.x, part.ids)
         part.njev = part.njev + 1
-        finite = found.is_finite()
+        finite = new_point.is_finite()
         if not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
             rejected = self._reject(rows, indices[failed], part.take(failed))
             kept = torch.nonzero(finite).reshape(-1)
             if len(kept) == 0:
                 return rejected
-            every, part, indices, found = False, part.take(kept), indices[kept], found.take(kept)
-        self._advance(part, found)
-        if not every:
+            all_moved, part, indices, new_point = False, part.take(kept), indices[kept], new_point.take(kept)
+        self._advance(part, new_point)
+        if not all_moved:
             rows.set(indices, part)
         return rejected
 
-    def _advance(self, part: Rows, found: RowPoints) -> None:
+    def _advance(self, part: Rows, new_point: RowPoints) -> None:
         """Begin the next iteration of all rows at their accepted points."""
         before, accepted, step = part.point, part.accepted, part.accepted.trial
-        end_derivative = (found.g * (found.x - before.x)).sum(1)
+        end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
         lowered = rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
         part.sigma = torch.where(accepted.verdict == rules.SUCCESSFUL, lowered, accepted.sigma)
         decreased = before.value - accepted.value > self.problem.eps * before.value.abs()
         self._count_iteration(part, torch.ones_like(decreased), decreased)
         part.last_step_norm = torch.where(step.norm > 0.0, step.norm, part.last_step_norm)
-        part.point = found
+        part.point = new_point
         self._enter(part, before)
 
     def _reject(self, rows: Rows, indices: Tensor, part: Rows) -> Tensor:
@@ -265,10 +265,10 @@ class ManyIteration:
         if len(indices) == 0:
             return
         part = rows.take(indices)
-        no = torch.zeros_like(part.sigma_unconfirmed)
-        self._count_iteration(part, no, no)
+        none_of_them = torch.zeros_like(part.sigma_unconfirmed)
+        self._count_iteration(part, moved=none_of_them, decreased=none_of_them)
         self._end_stalled(part)
-        part.sigma_unconfirmed = no
+        part.sigma_unconfirmed = none_of_them
         rows.set(indices, part)
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:

@@ -21,7 +21,7 @@ _SAME_POINT = 1e-4
 
 
 @dataclass(frozen=True)
-class Minimum:
+class RowMinimum:
     """A minimum that several starts reached.
 
     Attributes
@@ -143,7 +143,7 @@ class ManyResult:
         chosen = success if bool(success.any()) else torch.ones_like(success)
         return self[int(torch.where(chosen & ~fun.isnan(), fun, torch.inf).argmin())]
 
-    def minima(self, distance: float = _SAME_POINT) -> list[Minimum]:
+    def minima(self, distance: float = _SAME_POINT) -> list[RowMinimum]:
         """Return the distinct minima of the successful rows, the lowest first.
 
         Rows are of one minimum if their points differ by at most `distance` times max(1, ‖x‖). With different problems
@@ -158,7 +158,7 @@ class ManyResult:
             scale = max(1.0, float(points[row].norm()))
             near = torch.linalg.vector_norm(points[pending] - points[row], dim=1) <= distance * scale
             rows, pending = pending[near].sort().values, pending[~near]
-            found.append(Minimum(_row_of(self.x, row), float(fun[row]), row, rows, self.certificate(row)))
+            found.append(RowMinimum(_row_of(self.x, row), float(fun[row]), row, rows, self.certificate(row)))
         return found
 
     def __repr__(self) -> str:

@@ -302,7 +302,7 @@ class Rows(Group):
         return self.unit_cubic * self.unit_length**3
 
 
-class Problem:
+class RowProblem:
     """The problems of all rows, and the rules in which kinds of problems differ.
 
     Attributes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.runs.status import Status, asks_to_stop
 from sanc.many.iteration import ManyIteration
-from sanc.many.rows import RUNNING, WAITING, Problem, Rows
+from sanc.many.rows import RUNNING, WAITING, RowProblem, Rows
 
 _ROWS_ON_CPU = 8192
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
@@ -91,7 +91,7 @@ class RowRun:
 
     Parameters
     ----------
-    problem : Problem
+    problem : RowProblem
         Evaluates the rows.
     limits : RunLimits
         Limits on all calls of `run` together.
@@ -104,7 +104,7 @@ class RowRun:
         Rounds made.
     """
 
-    def __init__(self, problem: Problem, limits: RunLimits) -> None:
+    def __init__(self, problem: RowProblem, limits: RunLimits) -> None:
         self.problem, self.limits = problem, limits
         self.outputs: dict[str, Tensor] = {}
         self.rounds = self._count = 0

@@ -29,7 +29,6 @@ from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
-from sanc.core.settings import is_of_caller
 from sanc.core.space import Vector
 from sanc.core.units import Units
 from sanc.minibatch import joining, saving, scale, updates, watch
@@ -368,12 +367,14 @@ class MinibatchIteration:
     def _can_read_later(self, oracle: Oracle) -> bool:
         """Whether the next point does not depend on the results of the step.
 
-        It does with losses, from which the iteration may return to an earlier point, in the first steps, and while the
-        caller projects x. A metric of the caller may return a direction that is not finite.
+        It does with losses, from which the iteration may return to an earlier point, in the first steps, while the
+        caller projects x, and with a metric whose directions may not be finite.
         """
+        assert self._preconditioner is not None
         is_projected = self.state.projection_countdown > 0 or self.state.last_written_x is not None
         is_early = self.state.steps <= watch.RELIABLE_MEAN_STEPS
-        return not (oracle.has_values or is_early or is_projected or is_of_caller(self.settings.metric))
+        needs_results = oracle.has_values or is_early or is_projected
+        return self._preconditioner.always_finite and not needs_results
 
     def finish_step(self) -> None:
         """Update the state by the results of the last step, if they were not read yet; waits for the device.
@@ -524,17 +525,17 @@ class MinibatchIteration:
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
-        difference = self._gradient_point_minus_average
+        difference = self._gradient_offset
         return x if difference is None else x + difference
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
-        difference = self._gradient_point_minus_average
+        difference = self._gradient_offset
         return y if difference is None else y - difference
 
     @property
-    def _gradient_point_minus_average(self) -> Vector | None:
-        """Y − x; None if both are the same point."""
+    def _gradient_offset(self) -> Vector | None:
+        """Return y − x; None if both are the same point."""
         if self.state.offset is None or self.state.projection_countdown:
             return None
         return self.state.offset * (1.0 - self.settings.average.averaging)

@@ -195,12 +195,10 @@ def _changes_of_distance_bound(
     """Return the changes by the distance bound; none if the step did not update it."""
     if results.unit_step_norm is None:
         return {}
-    remaining, steps = (
-        1.0 - scalars.average_weight,
-        1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL,
-    )
-    new_norms = remaining * steps * scalars.eta * results.unit_step_norm
-    step_norm_sum = remaining**steps * state.step_norm_sum + new_norms
+    kept_share = 1.0 - scalars.average_weight
+    steps = 1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
+    new_norms = kept_share * steps * scalars.eta * results.unit_step_norm
+    step_norm_sum = kept_share**steps * state.step_norm_sum + new_norms
     bound = scale.updated_distance_bound(
         state, step_norm_sum, results.offset_norm, results.inner_product, results.direction_sum_norm
     )

@@ -74,7 +74,11 @@ class LossMean(NamedTuple):
 
 
 def updated_loss_mean(state: MinibatchState, value: float) -> LossMean:
-    """Return the running mean and variance with one more loss, and the lowest mean."""
+    """Return the running mean and variance with one more loss, and the lowest mean.
+
+    Until the weight 1/(k + 1) of the k-th loss is below that of the decay, the mean is that of all losses, of which the
+    first counts twice.
+    """
     if math.isnan(state.loss_mean):
         count, mean, variance, lowest = 0, value, 0.0, value
     else:

@@ -57,7 +57,8 @@ class Result(Entries, Generic[P]):
     nit : int
         Number of iterations.
     nfev, njev, nhev : int
-        Numbers of values, gradients and Hessian products, without the certificate.
+        Numbers of values, gradients and Hessian products, without certificates, probes for negative curvature, and
+        tests of how the run ends.
     history : list of Record
         The records of all iterations.
     calls : Calls

@@ -74,7 +74,7 @@ class RankFailedError(RanksError):
     """Another rank raised an error before the first exchange of a step; nothing else differs."""
 
 
-class Layout:
+class ParameterDigests:
     """Digests of the set of trainable parameters, and of their options; computed again only after a change.
 
     Attributes
@@ -93,7 +93,7 @@ class Layout:
         self._digests = (0, 0)
         self.changed = True
 
-    def digests(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    def update(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
         """Return the digests of the trainable parameters, with their shapes, and of the options of the groups."""
         options = _group_options(groups)
         parameters = [
@@ -113,16 +113,22 @@ def _takes_part(group: Mapping[str, Any], p: Tensor) -> bool:
 
 
 def claim_step(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool, *, complete: bool,
+    ranks: Ranks,
+    digests: ParameterDigests,
+    groups: Sequence[Mapping[str, Any]],
+    iteration: Any,
+    whole: bool,
+    *,
+    complete: bool,
     due: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Claim digests of what must agree in a step, for its first exchange to compare.
 
     The digests are those of the trainable parameters, of the options of the groups, of the values of these
     parameters if every rank holds the `whole` ones, and of the decisions so far. Unless `complete`, only
     the first is sent. `due`: all parameters are compared after the step, because a state was loaded or it is the first.
     """
-    parameters, options = layout.digests(groups)
+    parameters, options = digests.update(groups)
     values = decisions = 0
     taking_part = [p.detach() for group in groups for p in group["params"] if _takes_part(group, p)]
     one_kind = len({(p.dtype == torch.float64, p.device, p.layout) for p in taking_part}) == 1
@@ -131,14 +137,19 @@ def claim_step(
     if complete:
         decisions = short_digest(iteration.numbers() | {"due": due})
     claimed = (parameters, options if complete else 0, values, decisions)
-    ranks.claim(claimed, partial(raise_difference, ranks, layout, groups, iteration, due))
+    ranks.claim(claimed, partial(raise_difference, ranks, digests, groups, iteration, due))
 
 
 def raise_difference(
-    ranks: Ranks, layout: Layout, groups: Sequence[Mapping[str, Any]], iteration: Any, due: bool, different: Differences
+    ranks: Ranks,
+    digests: ParameterDigests,
+    groups: Sequence[Mapping[str, Any]],
+    iteration: Any,
+    due: bool,
+    different: Differences,
 ) -> NoReturn:
     """Find what differs between the ranks, given which digests of `claim_step` do, and raise `RanksError`."""
-    layout.reset()
+    digests.reset()
     if _PARAMETERS in different or _OPTIONS in different:
         _raise_different_parameters(ranks, groups)
     if _VALUES in different:

@@ -115,6 +115,7 @@ class ShardedPreconditioner(Preconditioner):
         self._on_shards = metric.create(sharded_shapes, like, self._reduce(entries)) if self._sharded else None
         # Parts, and names and shapes of the saved tensors, also of parameters of other ranks; "meta" needs no memory.
         self._whole = create_without_memory(metric, shapes)
+        self.always_finite = self._whole.always_finite
 
     def _reduce(self, entries: int) -> RankReduction:
         """Return the sums and maxima over the ranks that hold these entries together."""

@@ -20,7 +20,7 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.core.oracle import Meter
 from sanc.minibatch.metrics.base import Metric, Preconditioner
 from sanc.ranks.compare import (
-    Layout,
+    ParameterDigests,
     RankFailedError,
     claim_step,
     compare_between_steps,
@@ -122,7 +122,7 @@ class DataParallel(Mode):
     def __init__(self, ranks: Ranks, every: int) -> None:
         self.ranks, self._every = ranks, every
         self.rank_key = (ranks.rank,)
-        self._layout = Layout()
+        self._digests = ParameterDigests()
         self._due = True  # whether the next step is compared even if `every` does not divide its number
 
     def __reduce__(self) -> Any:
@@ -177,8 +177,8 @@ class DataParallel(Mode):
     @contextmanager
     def step(self, groups: Sequence[Mapping[str, Any]], iteration: Any, with_closure: bool) -> Iterator[None]:
         complete = self._every > 0
-        claim_step(self.ranks, self._layout, groups, iteration, self.whole, complete=complete, due=self._due)
-        if self._layout.changed or (with_closure and (self.ranks.wrapped or not self.whole)):
+        claim_step(self.ranks, self._digests, groups, iteration, self.whole, complete=complete, due=self._due)
+        if self._digests.changed or (with_closure and (self.ranks.wrapped or not self.whole)):
             self.ranks.agree()  # before vectors are reset, and before collectives of the model in the closure
         try:
             yield

@@ -18,6 +18,12 @@ from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.spectrum.product_errors import NONLINEARITY_FACTOR, measure_nonlinearity
 
+ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
+"""Seeds of the random directions of tests, so that they differ from each other."""
+ROUNDING_PROBES = 3
+"""Random vectors of which the largest product estimates the rounding error of a gradient."""
+_SECOND_DIFFERENCE_ERRORS = 4.0
+"""Rounding errors of f in a second difference: those of two values and of twice the third."""
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
 _ASYMMETRY = 1e-4
@@ -110,8 +116,8 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length_scale: float) -
     space, operator, value = oracle.space, oracle.hessian(x), oracle.gradient(x)[0]
     change = hessian_norm = 0.0
     try:
-        for k in range(3):
-            v = space.normal(np.random.default_rng((k, 11)))
+        for k in range(ROUNDING_PROBES):
+            v = space.normal(np.random.default_rng((k, ROUNDING_SEED)))
             change = max(change, space.norm(operator(x * v)))
             hessian_norm = max(hessian_norm, space.norm(operator(v)))
     except NonFiniteProductError:
@@ -191,7 +197,7 @@ def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolera
     than that.
     """
     space, operator = oracle.space, oracle.hessian(x)
-    d = space.normal(np.random.default_rng((0, 5)))
+    d = space.normal(np.random.default_rng((0, _CURVATURE_SEED)))
     d = d / space.norm(d)
     value = oracle.value(x)
     try:
@@ -205,14 +211,16 @@ def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolera
     def second_difference(step: float) -> tuple[float, float]:
         """Return the second difference of f, and its roundoff."""
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
-        rounding = 4.0 * space.eps * max(abs(ahead), abs(behind), abs(value))
+        rounding = _SECOND_DIFFERENCE_ERRORS * space.eps * max(abs(ahead), abs(behind), abs(value))
         return ((ahead - value) + (behind - value)) / step / step, rounding / step / step
 
     def agrees(curvature: float, rounding: float) -> bool:
         difference = abs(curvature - expected) + rounding + product_error
         return difference <= max(_RELATIVE_ERROR * abs(curvature), tolerance)
 
-    balanced = math.sqrt(4.0 * space.eps * abs(value) / tolerance)  # with this step the roundoff is the tolerance
+    balanced = math.sqrt(
+        _SECOND_DIFFERENCE_ERRORS * space.eps * abs(value) / tolerance
+    )  # with this step the roundoff is the tolerance
     steps = (*(length_scale * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length_scale)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
@@ -270,6 +278,48 @@ def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
     return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
 
 
+def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
+    """Describe a Hessian product of the caller at x that differences of the caller's gradient contradict.
+
+    Central differences of the gradient along a random direction have the steps of `differenced_derivative_ratio`. They
+    contradict the product if none of them agrees with it, and two of them agree with each other.
+    """
+    if not oracle.gradient_of_caller or oracle.differenced_products or oracle.hvp:
+        return ""
+    space, operator = oracle.space, oracle.hessian(x)
+    d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
+    d = d / space.norm(d)
+    try:
+        product = operator(d)
+    except NonFiniteProductError:
+        return ""
+    finally:
+        operator.release()
+    quotients = []
+    for step in (max(length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+        ends = [x + d * step, x - d * step]
+        if not all(map(oracle.is_inside, ends)):
+            return ""
+        ahead, behind = (oracle.gradient(end)[1] for end in ends)
+        quotient = (ahead - behind) * (0.5 / step)
+        rounding = space.eps * max(space.norm(ahead), space.norm(behind)) / step
+        if not space.norm(quotient - product) > _RELATIVE_ERROR * space.norm(product) + _DIFFERENCE_ERRORS * rounding:
+            return ""
+        quotients.append((quotient, rounding))
+    pairs = itertools.combinations(quotients, 2)
+    error, quotient = min(
+        ((space.norm(one - other) + rounding + more, one) for (one, rounding), (other, more) in pairs),
+        key=lambda pair: pair[0],
+    )
+    largest = max(space.norm(quotient), space.norm(product))
+    if not space.norm(quotient - product) > _RELATIVE_ERROR * largest + _DIFFERENCE_ERRORS * error:
+        return ""
+    return (
+        "The Hessian product is inconsistent with the gradient: along a random direction its norm is "
+        f"{space.norm(product):.3g}, and differences of jac have {space.norm(quotient):.3g}: check hess or hessp."
+    )
+
+
 def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
@@ -288,7 +338,7 @@ def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _R
 
 def _points_on_line(space: Space, x: Vector, length_scale: float, seed: int) -> list[Vector]:
     """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
-    d = space.normal(np.random.default_rng((seed, 7)))
+    d = space.normal(np.random.default_rng((seed, NOISE_SEED)))
     step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * length_scale) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
@@ -296,5 +346,8 @@ def _points_on_line(space: Space, x: Vector, length_scale: float, seed: int) -> 
 def find_stall_cause(oracle: Oracle, x: Vector, length_scale: float) -> str:
     """Describe what may have stalled a run."""
     return (
-        find_asymmetry(oracle, x) or find_noise(oracle, x, length_scale) or find_wrong_gradient(oracle, x, length_scale)
+        find_asymmetry(oracle, x)
+        or find_noise(oracle, x, length_scale)
+        or find_wrong_gradient(oracle, x, length_scale)
+        or find_wrong_product(oracle, x, length_scale)
     )

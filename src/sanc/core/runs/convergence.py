@@ -24,6 +24,8 @@ from sanc.core.units import Units, measure_units
 _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
+_LONG_RUN = 100
+"""Iterations from which the eight gradients that a test of Hessian products needs are a small share of the run."""
 _PROBE_PRODUCTS = 10
 """Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 _PROBE_DIVISOR = 10
@@ -44,7 +46,7 @@ def stationary_ending(run: Run) -> Ending:
     if _needs_no_curvature(run):
         return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
-    measured = _measures_units(run)
+    measured = _is_uncapped_first_point(run)
     if measured and run.oracle.gradient_of_caller:
         cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length)
         if cause:
@@ -68,15 +70,15 @@ def _needs_no_curvature(run: Run) -> bool:
     return run.oracle.convex and not run.limits.certify
 
 
-def _measures_units(run: Run) -> bool:
-    """Whether the units are measured before the certificate of the first point."""
+def _is_uncapped_first_point(run: Run) -> bool:
+    """Whether no iteration was made, and a certificate has no limit on its products."""
     return not run.iterations and run.limits.max_products is None and run.oracle.space.dim > 0
 
 
 def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
     """Whether the run is at its first point and this is stationary, so that no iteration measures the units."""
     is_stationary = math.isfinite(value) and grad_norm <= run.tol
-    return _measures_units(run) and is_stationary and not _needs_no_curvature(run)
+    return _is_uncapped_first_point(run) and is_stationary and not _needs_no_curvature(run)
 
 
 def measure_first_units(run: Run) -> Units:
@@ -123,6 +125,14 @@ def stall_ending(run: Run) -> Ending:
         return Ending(Status.NO_GRADIENT)
     cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.length_scale)
     return Ending(Status.STALLED, cause) if cause else _roundoff_ending(run)
+
+
+def limit_cause(run: Run) -> str:
+    """Return a cause why a long run reached the limit of iterations: Hessian products that contradict the gradient."""
+    if run.iterations < _LONG_RUN:
+        return ""
+    with run.oracle.uncounted():
+        return consistency.find_wrong_product(run.oracle, run.x, run.length_scale)
 
 
 def _roundoff_ending(run: Run) -> Ending:

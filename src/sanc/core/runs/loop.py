@@ -9,6 +9,7 @@ from collections.abc import Callable
 from sanc.core.record import Record
 from sanc.core.runs.convergence import (
     error_is_negligible,
+    limit_cause,
     measure_first_units,
     needs_first_units,
     point_ending,
@@ -42,7 +43,7 @@ def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], floa
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
-    run.prepare()
+    run.before_iteration()
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
     ending = _test_point(run, value, run.gradient_norm(g))
@@ -53,7 +54,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     before = run.x
     outcome = _advance(run, report, ending.direction)
     if isinstance(outcome, Status):
-        return Ending(outcome)
+        return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
     return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length_scale, run.needs_products)
 
 

@@ -152,7 +152,7 @@ class Run:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
 
-    def prepare(self) -> None:
+    def before_iteration(self) -> None:
         """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""
 
     # A certificate of the current point.

@@ -35,6 +35,8 @@ _SPARSE_TESTS = 5
 needs many."""
 _RITZ_RESIDUAL = 0.1
 """Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
+_THOROUGH_ERROR = 0.1
+"""Relative error of λ_min up to which a thorough certificate continues by default."""
 _MEASURED_ERRORS = 4
 """`find_extremes` measures the difference error of this many products, each for the cost of a product. Later ones use
 the largest of these errors: all are products with unit vectors at one point, so that their errors hardly differ."""
@@ -204,7 +206,7 @@ def explore(
     max_products: int | None = None,
     seed: int = 0,
     thorough: bool = False,
-    relative_error: float = 0.1,
+    relative_error: float = _THOROUGH_ERROR,
     time_is_up: Callable[[], bool] = lambda: False,
 ) -> Exploration:
     """Return the certificate at x with its Krylov space.

@@ -56,9 +56,12 @@ class Preconditioner(ABC):
     ----------
     like_parameter : tuple of str
         Names of the saved tensors that have an entry for each entry of the parameter.
+    always_finite : bool
+        Whether M⁻¹g is finite for every finite g. If not, each step waits for the device and tests it.
     """
 
     like_parameter: tuple[str, ...] = ()
+    always_finite: bool = False
 
     @property
     def parts(self) -> int:

@@ -38,6 +38,7 @@ class Diagonal(Piece):
 
 class _Diagonal(Preconditioner):
     like_parameter = ("second_moment",)
+    always_finite = True
 
     def __init__(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None) -> None:
         self._shapes, self._sizes, self._reduce = list(shapes), sizes_of(shapes), reduce

@@ -36,6 +36,8 @@ class Identity(Piece):
 
 
 class _Identity(Preconditioner):
+    always_finite = True
+
     def __init__(self, count: int, like: Tensor, reduce: RankReduction | None) -> None:
         self._count, self._reduce = count, reduce
         self._second_moment, self._epsilon = like.new_zeros(1), like.new_zeros(1)

@@ -59,6 +59,7 @@ class _Kronecker(Preconditioner):
     """The preconditioner: a stack for each shape of matrices, and the vectors, which are not rotated, together."""
 
     like_parameter = ("second_moment",)
+    always_finite = True
 
     def __init__(self, metric: Kronecker, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None) -> None:
         self._shapes, self._sizes, self._reduce = list(shapes), sizes_of(shapes), reduce
