@@ -130,7 +130,7 @@ def test_the_hessian_norm_of_a_line_is_that_of_a_product():
 
 def test_longer_steps_on_a_line_are_twice_the_last_one_and_follow_no_rejected_step():
     step = CubicStep(np.array([2.0]), 2.0, 0.0, 1.0, hard_case=False)
-    line = NewtonLine(replace(MODEL, max_resolves=3), None, None, step, 1.0, None, hessian_norm=3.0)
+    line = NewtonLine(replace(MODEL, max_resolves=3), None, None, None, 1.0, None, step=step)
     here = SimpleNamespace(rejected=None)
     assert [line.longer_step(here, 1.0, trials).norm for trials in (1, 2, 3)] == [4.0, 8.0, 16.0]
     assert line.longer_step(here, 1.0, 4) is None

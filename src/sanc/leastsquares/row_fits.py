@@ -184,8 +184,9 @@ def _chosen_model(
         curves = mapped.curves(p, part)
     except Exception as error:
         raise ArgumentError(
-            f"f cannot be mapped over rows by torch.func.vmap ({first_line(error)}): write it with functions of torch, for "
-            "one row of xdata and scalar parameters, and without branches on values; or call curve_fit for each row."
+            f"f cannot be mapped over rows by torch.func.vmap ({first_line(error)}): write it with functions of "
+            "torch, for one row of xdata and scalar parameters, and without branches on values; or call curve_fit for "
+            "each row."
         ) from error
     if not isinstance(curves, Tensor) or curves.shape != part.y.shape:
         shape = tuple(curves.shape[1:]) if isinstance(curves, Tensor) else type(curves).__name__
