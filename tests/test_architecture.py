@@ -431,7 +431,7 @@ def test_a_class_has_one_meaning():
 
 NO_ROW = {
     *("ESCAPE_SIGN", "LANCZOS_START", "HARD_CASE_SIGN"),  # purposes of random numbers
-    *("ROUNDING_SEED", "NOISE_SEED", "_CURVATURE_SEED", "_PRODUCT_SEED"),
+    *("ROUNDING_SEED", "NOISE_SEED", "_CURVATURE_SEED", "_PRODUCT_SEED", "_DIRECTION_SEED"),
     *("PENDING", "CUBIC", "LONGER", "ESCAPE", "RUNNING", "WAITING"),  # codes of rows
     *("UNSUCCESSFUL", "SUCCESSFUL", "VERY_SUCCESSFUL"),
     *("_SCREEN_WIDTH", "_LINE_WIDTH", "_NESTED_LINES", "_WIDTH_OF_VALUE", "_WIDTH_OF_LINE", "_NAMED_VARIABLES"),

@@ -20,8 +20,8 @@ from sanc.errors import (
     require_number,
     shown,
 )
+from sanc.implicit.examination import SolveOptions
 from sanc.implicit.functions import minimum_of
-from sanc.implicit.minimum import SolveOptions
 from sanc.implicit.problem import ImplicitProblem
 from sanc.implicit.solution import Solution
 from sanc.minimisation.arguments import call_problem

@@ -17,8 +17,9 @@ from sanc.core.oracle import difference_step
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 from sanc.implicit.derivatives import is_transformed
+from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
-from sanc.implicit.minimum import DifferentiableMinimum, SolveOptions, report_singular
+from sanc.implicit.minimum import DifferentiableMinimum, report_singular
 from sanc.implicit.mixed import find_missing_derivative
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
@@ -131,9 +132,7 @@ class ImplicitProblem:
             self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
             hvp=self._options.get("hvp", "auto"),
         )  # fmt: skip
-        return DifferentiableMinimum(
-            oracle, self._flat(result.x), theta, self._box, Solution(result), self._solve_options
-        )
+        return DifferentiableMinimum(oracle, self._flat(result.x), theta, self._box, result, self._solve_options)
 
     def _keep(self, minimum: DifferentiableMinimum) -> None:
         self._minima.append(minimum)
