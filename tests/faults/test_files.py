@@ -18,7 +18,7 @@ from sklearn.datasets import load_svmlight_file
 
 import sanc
 from sanc.lab import datasets, directory, own_files, parsed, runs
-from sanc.lab.catalogue import DataSet, Layout, RemoteFile
+from sanc.lab.catalogue import DataSet, FileLayout, RemoteFile
 from tests.lab.test_damage import SPEC, interrupted, outcome
 
 pytestmark = pytest.mark.slow
@@ -120,7 +120,7 @@ def test_flipped_bytes_of_a_run(tmp_path, name, tally):
     tally("flipped bytes of a run", cases, failures)
 
 
-SET = DataSet("made", 40, 6, (RemoteFile("http://127.0.0.1:9/made", "made"),), (Layout("libsvm", ("made",)),))
+SET = DataSet("made", 40, 6, (RemoteFile("http://127.0.0.1:9/made", "made"),), (FileLayout("libsvm", ("made",)),))
 
 
 def text(rng):
