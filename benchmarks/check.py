@@ -145,7 +145,8 @@ def _many() -> list[str]:
     runs = _document("many.json")["runs"]
     fits = many.fastest([line for run in runs for line in run["fits"]])
     tables = many.tables(fits, [line for run in runs for line in run["starts"]])
-    return [tables, many.tables(_document("many-gpu.json")["fits"], [])]
+    two_cores = [line for run in _document("many-two-cores.json")["runs"] for line in run["fits"]]
+    return [tables, many.tables(_document("many-gpu.json")["fits"], []), many.tables(many.fastest(two_cores), [])]
 
 
 @cache
