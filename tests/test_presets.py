@@ -11,7 +11,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 from sanc.lab.authors import AUTHORS
-from sanc.presets import METHODS, PRESETS, compose
+from sanc.presets import METHODS, PRESETS, changes_from, compose
 
 
 @pytest.mark.parametrize(("preset", "escape"), [("paper", "PaperEscape"), ("robust", "CheckedEscape")])
@@ -100,6 +100,25 @@ def test_options_beside_a_preset_object_win():
 def test_an_option_sets_every_piece_that_has_it():
     method = sanc.method_for("sanc", "paper", epsilon=1e-3)
     assert method.model.epsilon == method.escape.epsilon == 1e-3
+
+
+def test_settings_of_one_name_with_different_values_are_all_reported():
+    method = sanc.Method(model=sanc.CubicModel(epsilon=1e-2), escape=sanc.PaperEscape())
+    assert "epsilon" not in method.options()
+    assert method.options()["model.epsilon"] == 1e-2 and method.options()["escape.epsilon"] == 1e-4
+    assert changes_from(PRESETS["paper"], method) == ["model.epsilon=0.01"]
+    weights = torch.nn.Parameter(torch.ones(2))
+    saved = sanc.SANC([weights], preset=method).state_dict()
+    with pytest.warns(UserWarning, match=r"model\.epsilon = 0\.01"):
+        sanc.SANC([weights], preset="paper").load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", ["ncd", "sgd"])
+def test_a_method_without_cubic_steps_takes_no_model_that_proposes_them(name):
+    assert not sanc.method_for(name).model.proposes
+    assert not sanc.method_for(name, sanc.Method(model=sanc.CubicModel())).model.proposes  # its Krylov space alone
+    with pytest.raises(sanc.ArgumentError, match=rf"model = .* proposes cubic steps, and {name} makes none"):
+        sanc.method_for(name, model=sanc.CubicModel())
 
 
 def test_an_option_without_effect_is_an_error():

@@ -122,7 +122,13 @@ def compose(name: object, preset: object, options: Mapping[str, Any], other_name
         raise ArgumentError(
             f"preset = {shown(preset)} is neither known by name nor a sanc.Method: {nearest(str(preset), PRESETS)}"
         )
-    return with_options(method, {**defaults, **options}, other_names)
+    method = with_options(method, {**defaults, **options}, other_names)
+    if member in ("ncd", "sgd") and method.model.proposes:
+        raise ArgumentError(
+            f"model = {shown(method.model)} proposes cubic steps, and {member} makes none: leave it out, pass a model "
+            'with proposes = False such as sanc.KrylovModel(), or use method="sanc".'
+        )
+    return method
 
 
 def with_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str] = ()) -> Method:
@@ -150,9 +156,13 @@ def with_matrices(method: Method) -> Method:
 
 def changes_from(base: Method, method: Method) -> list[str]:
     """Return ``name=value`` for every setting of a method that differs from another, or that the other lacks."""
-    known = base.options()
-    changes = {name: value for name, value in method.options().items() if name not in known or known[name] != value}
-    return [f"{name}={value if name in _PIECES else shown(value)}" for name, value in changes.items()]
+    known, unknown = base.options(), object()
+    changes = []
+    for name, value in method.options().items():
+        plain_name = name.rpartition(".")[2]  # without the piece that has it
+        if value != known.get(name, known.get(plain_name, unknown)):
+            changes.append(f"{name}={value if name in _PIECES else shown(value)}")
+    return changes
 
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
@@ -230,7 +240,7 @@ def _with_settings(piece: Any, options: Mapping[str, Any]) -> Any:
 
 def _setting_names(piece: Any) -> set[str]:
     """Return the names of the settings of a piece, and of the pieces inside it."""
-    return {name for name, _ in settings_of(piece)}
+    return {name for _, name, _ in settings_of("", piece)}
 
 
 def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:

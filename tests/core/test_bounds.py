@@ -141,11 +141,14 @@ def test_a_step_in_the_box_depends_on_its_arguments_alone(rng):
     subspace = model.build(here)
     first, larger = (model.propose(here, subspace, sigma) for sigma in (1e-3, 2e-3))
     assert first.truncated and larger.norm == pytest.approx(first.norm, rel=1e-4)  # the bounds limit both
-    assert np.array_equal(model.propose(here, subspace, 1e-3).point, first.point)
+    assert np.array_equal(model.propose(here, subspace, 1e-3).trial_point, first.trial_point)
     shorter = model.propose(replace(here, rejected=first), subspace, 2e-3)
     assert shorter.norm <= SHORTER_STEP * first.norm and shorter.sigma > 2e-3
     inside = model.propose(here, subspace, 1e3)
-    assert not inside.truncated and np.array_equal(subspace.trial_point(x, inside), inside.point)
-    assert inside.norm == pytest.approx(np.linalg.norm(inside.point)) and first.point[:2].tolist() == [1.0, -1.0]
+    assert not inside.truncated and np.array_equal(subspace.trial_point(x, inside), inside.trial_point)
+    assert inside.norm == pytest.approx(np.linalg.norm(inside.trial_point)) and first.trial_point[:2].tolist() == [
+        1.0,
+        -1.0,
+    ]
     with pytest.raises(FrozenInstanceError):
         subspace.inner = None

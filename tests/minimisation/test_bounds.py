@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import sanc
 import zoo
 from benchmarks.bounded import lambda_min, projected_gradient
 from benchmarks.bounded_problems import problems
+from sanc.extend import KrylovSubspace
 from sanc.minimisation import Status
 
 LOWER, UPPER = np.array([-2.0, -1.5, 1.2]), np.array([0.5, 3.0, 2.0])
@@ -334,9 +336,63 @@ def test_errors_name_the_bound_and_the_remedy(bounds, words):
     assert not calls
 
 
-def test_memory_of_lanczos_is_needed():
-    with pytest.raises(sanc.SancError, match="lanczos = 'regenerate'"):
-        sanc.minimize(rosen, X0, jac=rosen_der, bounds=Bounds(LOWER, UPPER), lanczos="regenerate")
+@dataclass(frozen=True)
+class Wrapped:
+    """A model of the caller that builds what another one builds."""
+
+    inner: object
+
+    proposes = property(lambda self: self.inner.proposes)
+    needs_products = property(lambda self: self.inner.needs_products)
+    max_resolves = property(lambda self: self.inner.max_resolves)
+
+    def build(self, here):
+        return self.inner.build(here)
+
+    def propose(self, here, subspace, sigma):
+        return self.inner.propose(here, subspace, sigma)
+
+    def paper_products(self, here, dim):
+        return self.inner.paper_products(here, dim)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_truncated_steps_without_a_stored_basis(wrap):
+    """A basis that is not stored cannot give the model in the box; a product does."""
+    model = sanc.CubicModel(krylov_dim=None, krylov_stop="forcing", first_radius=1.0, max_resolves=12)
+    model = replace(model, lanczos="regenerate")
+    given = {"model": Wrapped(model)} if wrap else {"lanczos": "regenerate"}
+    bounds = Bounds(LOWER, UPPER)
+    stored = sanc.minimize(rosen, X0, jac=rosen_der, bounds=bounds)
+    found = sanc.minimize(rosen, X0, jac=rosen_der, bounds=bounds, **given)
+    assert stored.success and found.success and np.array_equal(found.active, stored.active) and stored.active.any()
+    np.testing.assert_allclose(found.x, stored.x, atol=1e-7)
+
+
+LONGER_STEPS = []
+
+
+class CountsLongerSteps(KrylovSubspace):
+    def longer_step(self, here, sigma, trials):
+        LONGER_STEPS.append(sigma)
+        return super().longer_step(here, sigma, trials)
+
+
+@dataclass(frozen=True)
+class LongerSteps(Wrapped):
+    def build(self, here):
+        subspace = self.inner.build(here)
+        return CountsLongerSteps(**{item.name: getattr(subspace, item.name) for item in fields(subspace)})
+
+
+def test_longer_steps_of_a_subspace_are_tried_within_bounds():
+    model = sanc.method_for().model
+    LONGER_STEPS.clear()
+    f, bounds = (lambda x: -1e3 * float(x.sum())), Bounds([-np.inf] * 2, [50.0] * 2)
+    found = sanc.minimize(
+        f, np.array([1.0, 2.0]), jac=lambda x: np.full(2, -1e3), bounds=bounds, model=LongerSteps(model)
+    )
+    assert LONGER_STEPS and np.array_equal(found.x, [50.0, 50.0])
 
 
 def test_functions_that_are_not_finite_at_a_bound_are_named():

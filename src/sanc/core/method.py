@@ -95,16 +95,29 @@ class Method(Piece):
         return self.minibatch is not None and not self.exact
 
     def options(self) -> dict[str, Any]:
-        """Return all settings side by side, by their names."""
-        return dict(settings_of(self))
+        """Return all settings side by side, by their names.
+
+        A setting that several pieces have with different values has the name of the piece before it: "model.epsilon".
+        """
+        values: dict[str, dict[str, Any]] = {}
+        for place, name, value in settings_of("method", self):
+            values.setdefault(name, {})[place] = value
+        found: dict[str, Any] = {}
+        for name, by_place in values.items():
+            first, *others = by_place.values()
+            if all(other == first for other in others):
+                found[name] = first
+            else:
+                found |= {f"{place}.{name}": value for place, value in by_place.items()}
+        return found
 
 
-def settings_of(piece: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a piece, and of the pieces it is composed of."""
+def settings_of(place: str, piece: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield place, name and value of the settings of a piece, and of the pieces it is composed of."""
     for item in fields(piece):
         value = getattr(piece, item.name)
         if is_dataclass(value) and not isinstance(value, type):
-            yield item.name, type(value).__name__
-            yield from settings_of(value)
+            yield place, item.name, type(value).__name__
+            yield from settings_of(item.name, value)
         else:
-            yield item.name, value
+            yield place, item.name, value

@@ -95,6 +95,11 @@ class KrylovSubspace:
         """The largest absolute Ritz value, an estimate of ‖B‖; 0 if a product was not finite."""
         return 0.0 if self.spectrum is None else self.spectrum.norm
 
+    @property
+    def basis(self) -> StepBasis | None:
+        """Q and T; None if Q is not stored, or if a product was not finite."""
+        return None if self.spectrum is None or not self.krylov.is_stored else self.krylov
+
     def ritz_vector(self) -> Vector:
         """Return v of the left-most Ritz pair, with ‖v‖ = 1."""
         assert self.spectrum is not None

@@ -17,6 +17,7 @@ from sanc.core.record import Branch
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Vector
 from sanc.core.spectrum.cubic import CubicStep
+from sanc.core.spectrum.krylov import StepBasis
 from sanc.core.units import Units
 
 
@@ -99,6 +100,9 @@ class Subspace(Protocol):
         Hessian products computed.
     failure : str
         Why no step can be made; empty if steps can be made.
+    basis : StepBasis or None
+        An orthonormal basis with the Hessian in it, with which steps that bounds truncate need no product; None if it
+        is not known.
     """
 
     @property
@@ -115,6 +119,8 @@ class Subspace(Protocol):
     def dim(self) -> int: ...
     @property
     def failure(self) -> str: ...
+    @property
+    def basis(self) -> StepBasis | None: ...
 
     def ritz_vector(self) -> Vector:
         """Return the vector v of the left-most Ritz pair, with ‖v‖ = 1; called only if `ritz_value` is not NaN."""

@@ -312,6 +312,8 @@ class CapturedOracle(AutogradOracle):
 class ReplayedLanczos:
     """The columns of T and the rows of Q that a recording computed; the rows are in its static memory."""
 
+    is_stored = False  # the next replay overwrites the rows
+
     def __init__(self, numbers: Sequence[float], rows: Tensor, space: Space) -> None:
         self.space, self.max_dim = space, len(rows)
         self.start_norm, *self._columns = numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,9 @@ def apply_bounds(bounds: Any, x0: Any, oracle: Oracle, x: Vector, method: Method
         raise ArgumentError(
             "bounds cannot be used with samples: leave batch_size out, or project after each step of an optimiser."
         )
-    method, x = _bounded_method(method), _project_start(box, oracle, x)
+    x = _project_start(box, oracle, x)
     oracle.box = box
-    return box, x, method
+    return box, x, replace(method, model=BoundedModel(inner=method.model))
 
 
 def build_box(bounds: Any, x0: Any, space: Space, x: Vector) -> Box | None:
@@ -69,17 +70,6 @@ def _project_start(box: Box, oracle: Oracle, x: Vector) -> Vector:
         )
     warn(f"x0 is outside the bounds in {_listed(moved)}, and is projected on them.", OptimizeWarning)
     return oracle.space.vector(box.project(start))
-
-
-def _bounded_method(method: Method) -> Method:
-    """Return the method with steps in the box."""
-    lanczos = getattr(method.model, "lanczos", "store")
-    if lanczos != "store":
-        raise ArgumentError(f'lanczos = {lanczos!r} cannot be used with bounds: leave it out, or pass "store".')
-    return Method(
-        **{name: getattr(method, name) for name in method.__dataclass_fields__ if name != "model"},
-        model=BoundedModel(inner=method.model),
-    )
 
 
 def bounded_entries(run: Run, unflatten: Any) -> dict[str, Any]:

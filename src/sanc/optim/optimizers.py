@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Never, Unpack
 
 from torch import Tensor, nn
@@ -407,13 +408,14 @@ class CubicOptimizer(Optimizer):
 
 def _with_krylov_limit(method: Method, options: Mapping[str, Any]) -> Method:
     """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
-    if method.options().get("krylov_dim", 0) is not None:
+    if getattr(method.model, "krylov_dim", SAMPLED_KRYLOV_DIM) is not None:
         return method
     if "krylov_dim" in options:
         raise ArgumentError(
             "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
         )
-    return with_options(method, {"krylov_dim": SAMPLED_KRYLOV_DIM})
+    model: Any = method.model
+    return replace(method, model=replace(model, krylov_dim=SAMPLED_KRYLOV_DIM))
 
 
 def _checked_params(params: Any) -> list[Any]:

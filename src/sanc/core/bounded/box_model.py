@@ -10,8 +10,9 @@ lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole 
 further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
 bounds.
 
-A model of a user may have another subspace. Its step is then projected on the box, and one product gives m(s) with the
-Hessian as B̂. If m does not decrease, the step is the Cauchy point on the projected gradient.
+A subspace may have no basis: that of a user's model, or a Krylov space whose basis is not stored. Its step is then
+projected on the box, and one product gives m(s) with the Hessian as B̂. If m does not decrease, the step is the Cauchy
+point on the projected gradient.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from typing import Any
 import numpy as np
 
 from sanc.core.bounded.bounds import FaceOracle
-from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Model, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
-from sanc.core.spectrum.cubic import CubicStep
-from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.core.spectrum.cubic import CubicStep, compute_spectrum
+from sanc.core.spectrum.krylov import NonFiniteProductError, StepBasis
 from sanc.core.units import Units
 
 _MODEL_NEWTON_STEPS = 40
@@ -55,13 +55,13 @@ class BoxStep(CubicStep):
 
     Attributes
     ----------
-    point : vector
+    trial_point : vector
         The trial point.
     truncated : bool
         Whether bounds changed the step of the model; norm and decrease then belong to the truncated step.
     """
 
-    point: Any = None
+    trial_point: Any = None
     truncated: bool = False
 
 
@@ -126,10 +126,13 @@ class BoundedSubspace:
 
     @cached_property
     def _quadratic(self) -> _Quadratic | _Products:
-        """The quadratic model in the Krylov space, or by products of the Hessian if no basis is known."""
-        if not isinstance(self.inner, KrylovSubspace) or self.inner.spectrum is None:
-            return _Products(self.here)
-        return _Quadratic.from_krylov(self.here, self.inner)
+        """The quadratic model in the basis of the subspace, or by products of the Hessian if no basis is known."""
+        return _Products(self.here) if self.basis is None else _Quadratic.from_basis(self.here, self.basis)
+
+    @property
+    def basis(self) -> StepBasis | None:
+        """The basis of the subspace."""
+        return self.inner.basis
 
     @property
     def sigma(self) -> float:
@@ -181,13 +184,14 @@ class BoundedSubspace:
     def trial_point(self, x: Vector, step: CubicStep) -> Vector:
         """Return x + s."""
         if isinstance(step, BoxStep):
-            point: Vector = step.point
+            point: Vector = step.trial_point
             return point
         return self.inner.trial_point(x, step)
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
         """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
-        return self.propose(here, sigma) if trials <= self.model.max_resolves else None
+        step = self.inner.longer_step(here, sigma, trials)
+        return step if step is None or not step.decrease > 0.0 else self._in_box(here, step)
 
     def propose(self, here: Point, sigma: float) -> CubicStep | None:
         """Return the step of `sigma` in the box.
@@ -213,7 +217,7 @@ class BoundedSubspace:
         assert isinstance(oracle, FaceOracle)
         trial = subspace.trial_point(here.x, step)
         if oracle.is_inside(trial):
-            return BoxStep(**_fields_of(step), point=trial)
+            return BoxStep(**_fields_of(step), trial_point=trial)
         x = space.tensor(here.x)
         box = oracle.box
         projected = space.tensor(trial).clamp(box.lower, box.upper)
@@ -227,7 +231,7 @@ class BoundedSubspace:
         point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
         norm = float(np.linalg.norm(s))
         changes = {"norm": norm, "decrease": decrease, "multiplier": step.sigma * norm}
-        return BoxStep(**_fields_of(step) | changes, point=space.vector(point), truncated=True)
+        return BoxStep(**_fields_of(step) | changes, trial_point=space.vector(point), truncated=True)
 
 
 def _fields_of(step: CubicStep) -> dict[str, Any]:
@@ -262,19 +266,19 @@ class _Quadratic:
     shift: float
 
     @classmethod
-    def from_krylov(cls, here: Point, subspace: KrylovSubspace) -> _Quadratic:
-        """Return the quadratic model of a Krylov space."""
-        space, krylov, spectrum = here.space, subspace.krylov, subspace.spectrum
-        assert spectrum is not None
-        diagonal, off_diagonal = krylov.tridiagonal()
-        shift = float(np.mean(np.abs(spectrum.values))) if krylov.dim < space.dim else 0.0
-        rows = _host(krylov.basis)
-        if krylov.last_beta > 0.0:
+    def from_basis(cls, here: Point, basis: StepBasis) -> _Quadratic:
+        """Return the quadratic model in the basis of a subspace."""
+        space, (diagonal, off_diagonal) = here.space, basis.tridiagonal()
+        shift = 0.0
+        if basis.dim < space.dim:
+            shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
+        rows = _host(basis.basis)
+        if basis.last_beta > 0.0:
             # B is known on Q alone. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.
-            rows = np.vstack([rows, _host(krylov.next_vector)])
-            diagonal = np.append(diagonal, max(krylov.schur_complement, shift))
-            off_diagonal = np.append(off_diagonal, krylov.last_beta)
+            rows = np.vstack([rows, _host(basis.next_vector)])
+            diagonal = np.append(diagonal, max(basis.schur_complement, shift))
+            off_diagonal = np.append(off_diagonal, basis.last_beta)
         inner = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         return cls(_host(space.tensor(here.g)), rows, inner, shift)
 

@@ -30,6 +30,8 @@ class ColumnSource(Protocol):
     def space(self) -> Space: ...
     @property
     def start_norm(self) -> float: ...
+    @property
+    def is_stored(self) -> bool: ...
     def column(self, j: int) -> Sequence[float]: ...
     def combine(self, krylov: Krylov, coefficients: Sequence[Floats]) -> list[Vector]: ...
 
@@ -88,6 +90,11 @@ class Lanczos:
         self._previous: Any = None  # q_{j−1}, if Q is not kept
         self._current: Any = None  # q_j, if Q is not kept
         self._residual: Any = None  # β_j q_{j+1}
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether Q is kept."""
+        return self._store
 
     @property
     def start_norm(self) -> float:
@@ -184,6 +191,8 @@ class StepBasis(Protocol):
         Whether the gradient is in the space.
     projected_gradient : ndarray
         Qᵀg.
+    is_stored : bool
+        Whether Q is kept.
     basis : array or Tensor
         Q as a block of rows.
     last_beta, next_vector
@@ -198,6 +207,8 @@ class StepBasis(Protocol):
     def starts_at_gradient(self) -> bool: ...
     @property
     def projected_gradient(self) -> Floats: ...
+    @property
+    def is_stored(self) -> bool: ...
     @property
     def basis(self) -> Any: ...
     @property
@@ -235,6 +246,7 @@ class DiagonalBasis(ABC):
 
     last_beta = 0.0
     schur_complement = 0.0
+    is_stored = True
 
     def __init__(self, values: Floats, projected_gradient: Floats, starts_at_gradient: bool) -> None:
         self.values, self.projected_gradient, self.starts_at_gradient = values, projected_gradient, starts_at_gradient
@@ -318,6 +330,11 @@ class Krylov:
         c = np.zeros(self.dim)
         c[0] = self.start_norm
         return c
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the source keeps Q."""
+        return self._source.is_stored
 
     @property
     def basis(self) -> Any:
