@@ -25,7 +25,7 @@ from sanc.minibatch.state import MinibatchState
 PIECES = [
     sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
     sanc.Identity(), sanc.Kronecker(), sanc.KrylovModel(), sanc.Minibatch(), sanc.Momentum(), sanc.NoModel(),
-    sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(), sanc.StepScale(), sanc.Stay(),
+    sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(), sanc.StepSize(), sanc.Stay(),
 ]  # fmt: skip
 
 VALUES = [

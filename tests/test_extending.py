@@ -625,7 +625,7 @@ def test_an_oracle_that_returns_no_operator_is_named(pieces, monkeypatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantSize(sanc.StepScale):
+class ConstantSize(sanc.StepSize):
     """Steps of one size, in units of a typical weight."""
 
     def size(self, state):
@@ -635,10 +635,10 @@ class ConstantSize(sanc.StepScale):
 def test_a_step_size_of_the_caller_replaces_ours():
     """It is that of settings without growth, decay and distance bound."""
     runs = []
-    for step in (ConstantSize(scale=0.02), sanc.StepScale(scale=0.02, warm_up=0, slow_down=0, distance=0.0)):
+    for step in (ConstantSize(scale=0.02), sanc.StepSize(scale=0.02, warm_up=0, slow_down=0, distance=0.0)):
         torch.manual_seed(0)
         weights, opt_batches = torch.nn.Parameter(torch.randn(4, 3)), torch.randn(30, 8, 4)
-        opt = sanc.SANC([weights], step_scale=step, curvature=False, seed=0)
+        opt = sanc.SANC([weights], step_size=step, curvature=False, seed=0)
         for batch in opt_batches:
             opt.step(lambda batch=batch: (batch @ weights).square().mean())
         runs.append(weights.detach().clone())
@@ -651,7 +651,7 @@ def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
     state = sanc.extend.MinibatchState(0, parameter_unit=2.0, eta_reduction=0.5)
     found = [scale.size(replace(state, steps=k)) for k in range(17)]
     assert found == pytest.approx([0.1 * math.cos(math.pi * (k % 8) / 16) ** 2 for k in range(17)], rel=1e-12)
-    assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_scale=scale, period=4).param_groups
+    assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_size=scale, period=4).param_groups
 
 
 @dataclass(frozen=True)
@@ -770,7 +770,7 @@ class BadDirection(sanc.Diagonal):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadSize(sanc.StepScale):
+class BadSize(sanc.StepSize):
     text: str = "nan"
 
     def size(self, state):
@@ -784,7 +784,7 @@ BadDirection.__module__ = "elsewhere"
 @pytest.mark.parametrize(
     ("options", "match"),
     [({"metric": BadDirection()}, "direction that is not finite"),
-     *(({"step_scale": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1"))],
+     *(({"step_size": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1"))],
 )  # fmt: skip
 def test_pieces_of_averaged_steps_that_return_no_usable_number_leave_the_parameters(options, match, style):
     weights = torch.nn.Parameter(torch.ones(3, 2))
@@ -870,11 +870,11 @@ def test_what_is_no_metric_is_rejected(metric):
         sanc.SANC([torch.zeros(2, requires_grad=True)], metric=metric)
 
 
-@pytest.mark.parametrize("name", ["step_scale", "average"])
-@pytest.mark.parametrize("value", [0.1, "big", None, sanc.StepScale, sanc.Momentum()], ids=repr)
+@pytest.mark.parametrize("name", ["step_size", "average"])
+@pytest.mark.parametrize("value", [0.1, "big", None, sanc.StepSize, sanc.Momentum()], ids=repr)
 def test_an_object_of_another_type_in_place_of_settings_is_rejected(name, value):
     remedy = {
-        "step_scale": r"pass sanc\.StepScale\(…\), whose settings are scale,",
+        "step_size": r"pass sanc\.StepSize\(…\), whose settings are scale,",
         "average": r"pass sanc\.Average\(…\)",
     }[name]
     for build in (sanc.method_for, sanc.Minibatch, lambda **options: sanc.SANC([torch.ones(2)], **options)):

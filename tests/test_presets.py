@@ -150,7 +150,7 @@ def test_settings_of_the_iteration_on_samples():
     assert compose("sanc", "paper", {"minibatch": sanc.Minibatch(), "refresh": 7}).minibatch == refreshed
     mine = sanc.Minibatch(average=sanc.Average(averaging=0.5))
     assert compose("sanc", "paper", {"minibatch": mine, "scale": 1.0}).minibatch == replace(
-        mine, step_scale=sanc.StepScale(scale=1.0)
+        mine, step_size=sanc.StepSize(scale=1.0)
     )
     assert compose("sanc", "robust", {"lanczos": "regenerate"}).minibatch == sanc.Minibatch()
 

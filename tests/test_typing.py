@@ -27,11 +27,11 @@ from sanc.options import (
     OptimizerOptions,
 )
 
-PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
+PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
 CLASSES = [
     sanc.Method, sanc.CubicModel, sanc.KrylovModel, sanc.NoModel, sanc.RatioTest, sanc.AcceptAll, sanc.Momentum,
     sanc.CheckedEscape, sanc.PaperEscape, sanc.GradientStep, sanc.Stay, sanc.SigmaUpdate, sanc.Minibatch,
-    sanc.StepScale, sanc.Average, sanc.Kronecker, sanc.Diagonal, sanc.Identity,
+    sanc.StepSize, sanc.Average, sanc.Kronecker, sanc.Diagonal, sanc.Identity,
 ]  # fmt: skip
 PROGRAM = """
 import numpy, torch, sanc

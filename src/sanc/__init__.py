@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from sanc.minibatch.metrics.diagonal import Diagonal
     from sanc.minibatch.metrics.identity import Identity
     from sanc.minibatch.metrics.kronecker import Kronecker
-    from sanc.minibatch.scale import StepScale
     from sanc.minibatch.settings import Average, Minibatch
+    from sanc.minibatch.step_size import StepSize
     from sanc.minimisation import Certificate, LeastSquaresResult, Result, Status, certificate, minimize, scipy_method
     from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
     from sanc.presets import METHODS, PRESETS, method_for
@@ -102,7 +102,7 @@ __all__ = [
     "Solution",
     "Status",
     "Stay",
-    "StepScale",
+    "StepSize",
     "ThreeSamples",
     "__version__",
     "argmin",
@@ -153,7 +153,7 @@ _HOMES = {
     "sanc.minibatch.metrics.diagonal": ("Diagonal",),
     "sanc.minibatch.metrics.identity": ("Identity",),
     "sanc.minibatch.metrics.kronecker": ("Kronecker",),
-    "sanc.minibatch.scale": ("StepScale",),
+    "sanc.minibatch.step_size": ("StepSize",),
     "sanc.minibatch.settings": ("Average", "Minibatch"),
     "sanc.minimisation": (
         "Certificate",
@@ -174,6 +174,7 @@ _REPLACED_NAMES = {
     "Settings": "sanc.Method, a composition of pieces with their settings",
     "MinibatchSettings": "sanc.Minibatch",
     "settings_for": "sanc.method_for",
+    "StepScale": "sanc.StepSize",
 }
 """Public names of earlier versions, and the replacement of each."""
 

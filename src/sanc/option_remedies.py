@@ -5,6 +5,7 @@ from __future__ import annotations
 REPLACED_OPTIONS = {
     "renew": "refresh, of the metric",
     "resolves": "max_resolves",
+    "step_scale": "step_size",
     "reorthogonalise": 'krylov_stop: "forcing" reorthogonalises',
     "estimate_constants": "escape: sanc.CheckedEscape() estimates them, sanc.PaperEscape(L1=…, L2=…) does not",
     "escape_check": "escape: sanc.CheckedEscape() checks its step, sanc.PaperEscape() does not",

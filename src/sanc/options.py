@@ -13,8 +13,8 @@ from sanc.autograd.products import HvpMode
 from sanc.core.method import Method
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings
 from sanc.minibatch.metrics.base import Metric
-from sanc.minibatch.scale import StepScale
 from sanc.minibatch.settings import Average, Minibatch
+from sanc.minibatch.step_size import StepSize
 
 __all__ = [
     "ArgminArguments",
@@ -37,7 +37,7 @@ class OptimizerOptions(TypedDict, total=False):
     sigma: SigmaSettings
     minibatch: Minibatch | None
     metric: Metric | Literal["kronecker", "diagonal", "none"]
-    step_scale: StepScale
+    step_size: StepSize
     average: Average
     # the model and the Krylov space
     krylov_dim: int | None

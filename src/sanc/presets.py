@@ -76,7 +76,7 @@ METHODS: Mapping[str, Callable[[Method], Method]] = {
 _MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm": {"sigma0": 5.0}}
 """Settings of a member that replace settings of a preset given by name. σ = 5 is from the paper's experiments."""
 
-_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_scale", "average")
+_PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
 
 
@@ -90,7 +90,7 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: U
     preset : {"robust", "paper"} or Method
         The method whose pieces it is composed from.
     **options
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_scale`, `average`) and settings
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_size`, `average`) and settings
         of pieces, by name.
 
     Examples
@@ -149,7 +149,7 @@ def with_options(method: Method, options: Mapping[str, Any], other_names: Iterab
 def with_matrices(method: Method) -> Method:
     """Return the method with the model of Hessians that are matrices, if it has the cubic model of the default."""
     model = method.model
-    if type(model) is not CubicModel or not model.forcing:
+    if type(model) is not CubicModel or not model.uses_forcing_term:
         return method
     return replace(method, model=DenseModel.of(model))
 

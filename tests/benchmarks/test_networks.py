@@ -342,7 +342,7 @@ def test_the_rate_of_a_known_horizon_falls_in_the_last_third() -> None:
         method.step()
     assert 0.0 < method.optimizers[0].param_groups[0]["lr"] < 0.5
     known = suite_methods.stepper(dataclasses.replace(spec, method="horizon"), problem, problem.model(0))
-    assert known.optimizers[0]._driver.method.minibatch.step_scale.horizon == 40
+    assert known.optimizers[0]._driver.method.minibatch.step_size.horizon == 40
 
 
 def test_units() -> None:

@@ -26,7 +26,7 @@ FREE = {
     "loss_mean",
     "lowest_loss_mean",
     "x_norm_square",
-    "probed_loss_mean",
+    "tested_loss_mean",
 }  # numbers that may be unknown
 OURS = ("settings", "hvp", "sizes")  # which may differ, with a warning or an error of its own
 

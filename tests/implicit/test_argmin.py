@@ -488,7 +488,7 @@ def test_linear_systems(condition, size):
     H = Q * eigenvalues @ Q.T
     H = (H + H.T) / 2
     oracle, x = operator(H)
-    explored = explore(oracle, x, eps=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
+    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
     u = random(size, seed=4)
     for scaling in (spectral_scaling(explored, size), spectral_scaling(explored, 10**9)):
         found = solve(oracle.hessian(x), u, oracle.space, scaling, lower=explored.certificate.lower_bound, rtol=1e-10)
@@ -504,7 +504,7 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     H = random(size, size)
     H = H @ H.T + 1e-3 * torch.eye(size, dtype=D)
     oracle, x = operator(H)
-    explored = explore(oracle, x, eps=1.0, eps_curvature=0.0, thorough=True)
+    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True)
     found = solve(
         oracle.hessian(x), random(size), oracle.space, spectral_scaling(explored, size),
         lower=explored.certificate.lower_bound, rtol=1e-8,
@@ -544,7 +544,7 @@ def test_least_squares_is_the_pseudo_inverse():
 
 def test_a_zero_right_side():
     oracle, x = operator(torch.eye(4, dtype=D))
-    explored = explore(oracle, x, eps=1.0, eps_curvature=0.0)
+    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0)
     scaling = spectral_scaling(explored, 4)
     zero = torch.zeros(4, dtype=D)
     assert not solve(oracle.hessian(x), zero, oracle.space, scaling, lower=1.0, rtol=1e-8).v.any()

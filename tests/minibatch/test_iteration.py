@@ -23,8 +23,8 @@ from sanc.core.spectrum.krylov import Krylov
 from sanc.minibatch import watch
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.scale import parameter_unit, typical_matrix
 from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.step_size import parameter_unit, typical_matrix
 from sanc.sums.oracle import SumOracle
 
 
@@ -92,7 +92,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         V = V + max(1 - settings.metric.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
         floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
         p = g / unit / (np.sqrt(V) + floor)
-        s, aligned = settings.step_scale, beyond > 0.7 * path
+        s, aligned = settings.step_size, beyond > 0.7 * path
         eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and aligned else 2 * s.scale)
         eta *= min(1, (k + 1) / s.warm_up) / 15  # of a vector nothing else is known
         eta *= max(1 - k / horizon, 1 / horizon) if horizon else 1 / math.sqrt(1 + k / s.slow_down)
@@ -116,7 +116,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         x, record = iteration.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
-            assert iteration.state.distance == pytest.approx(d, rel=1e-6)
+            assert iteration.state.distance_bound == pytest.approx(d, rel=1e-6)
         # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M
         norm = math.sqrt(step @ (M * step))
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
@@ -301,7 +301,7 @@ def test_a_typical_matrix_whose_entries_others_hold():
     ],
 )
 def test_steps_of_wide_networks_grow_with_the_root_of_their_number(width, warm_up, expected):
-    settings = sanc.StepScale(warm_up=warm_up, slow_down=0, scale=1.0)
+    settings = sanc.StepSize(warm_up=warm_up, slow_down=0, scale=1.0)
     sizes = [
         settings.size(MinibatchState(0, parameter_unit=1.0, width=width, steps=steps)) for steps in (0, 9, 99, 399)
     ]

@@ -10,7 +10,7 @@ import sanc
 from driving import drive
 from sanc.core.space import Space
 from sanc.minibatch import updates
-from sanc.minibatch.settings import Minibatch, StepScale
+from sanc.minibatch.settings import Minibatch, StepSize
 from sanc.minibatch.state import MinibatchState
 
 STYLES = ("loss", "backward", "gradients")
@@ -189,7 +189,7 @@ def test_towards_a_known_end_all_entries_follow_the_last_iterates(horizon, remai
     """c is at least that of a mean over as many iterates as steps remain, also for entries that joined late."""
     joined_at = torch.tensor([0.0, 20.0, 50.0], dtype=torch.float64)
     state = MinibatchState(0, steps=60, joined_at=joined_at, weight_sum=sum(k**3 for k in range(1, 61)))
-    settings = Minibatch(step_scale=StepScale(horizon=horizon))
+    settings = Minibatch(step_size=StepSize(horizon=horizon))
     usual = torch.tensor([61**3 / sum(k**3 for k in range(1, 62)), 4 / 44, 4 / 14], dtype=torch.float64)
     least = 0.0 if remaining is None else 4 / (remaining + 4)
     scalars = updates.step_scalars(state, settings, 1.0)

@@ -13,7 +13,7 @@ import sanc
 from sanc.minibatch.averaging import HostCopy
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.metrics.base import due_parts
-from sanc.minibatch.scale import rate_factor
+from sanc.minibatch.step_size import rate_factor
 
 
 def trained(steps, rate=lambda k: 1.0, *, closures=False, read=lambda opt, k: None):
@@ -55,7 +55,7 @@ def test_a_peak_is_restored_with_the_state():
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     other = sanc.SANC(model.parameters(), seed=0, curvature=False)
     other.load_state_dict(saved)
-    assert other._iteration.state.peak_rate == 1.0
+    assert other._iteration.state.peak_lr == 1.0
 
 
 def test_the_factor_of_a_rate_follows_a_warm_up_and_the_end_of_a_decay():

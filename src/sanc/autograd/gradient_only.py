@@ -40,7 +40,7 @@ class GradientOnlyOracle(Oracle):
     def gradient(self, x: Vector) -> tuple[float, Vector]:
         return math.nan, self.g
 
-    def advance(self, work: Any, inputs: Any) -> list[Any]:
+    def work_at_gradient(self, work: Any, inputs: Any) -> list[Any]:
         """Return ``work(f, ∇f, inputs)``; f is unknown, and 0 stands for it."""
         value = self.g.new_zeros((), dtype=torch.float64)
         return list(work(value, self.g, inputs)) if self.do_work is None else self.do_work(work, value, self.g, inputs)

@@ -251,7 +251,7 @@ class AutogradOracle(Oracle):
         self.meter.count_gradient(sample.size)
         return self.leaves.penalised(loss, x), self.leaves.add_decay(g, x)
 
-    def advance(self, work: Any, inputs: Any) -> list[Any]:
+    def work_at_gradient(self, work: Any, inputs: Any) -> list[Any]:
         """Return ``work(f, ∇f, inputs)``, with f and ∇f at ``work.gradient_point(inputs)``; they stay on the device.
 
         `work` is an `AveragedStep` of `sanc.minibatch.averaging`, and `inputs` are its `StepInputs`.

@@ -89,7 +89,7 @@ class RatioTest(Piece):
         halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
-        length_scale = max(here.units.length, here.norm)
+        length_scale = max(here.units.length, here.x_norm)
         term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
         below_cancellation = is_within_cancellation(actual, step.decrease, term_size, eps)
         if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:

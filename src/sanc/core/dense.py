@@ -108,7 +108,7 @@ class DenseModel(CubicModel):
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
         """Return the line of Newton's step, if that minimises the cubic model well enough; None otherwise."""
-        if not self.forcing or here.start is not None or here.grad_norm == 0.0 or here.oracle.box is not None:
+        if not self.uses_forcing_term or here.start is not None or here.grad_norm == 0.0 or here.oracle.box is not None:
             return None
         g = _array(here.space, here.g)
         factor, info = dpotrf(matrix, lower=1)

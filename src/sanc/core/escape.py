@@ -198,7 +198,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, model_pro
                 return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trials)
             note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
-        if norm <= here.space.eps * max(here.norm, NEAR_ZERO):  # also if x is zero
+        if norm <= here.space.eps * max(here.x_norm, NEAR_ZERO):  # also if x is zero
             break
     return Decision(_next_sigma(here, sigma, model_proposes, accepted=False), trials=trials, note=note)
 

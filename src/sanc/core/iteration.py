@@ -153,7 +153,7 @@ class Iteration:
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
         options = (self.tol, self._one_sample, self._evaluates_next_gradient, start)
         here = Point(x, g, value, oracle.norm(g), oracle, sigma_rule, state, state.units, *options)
-        progress = self._advance(here)
+        progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
         dim = 0 if progress.subspace is None else progress.subspace.dim
         products = method.model.paper_products(here, dim) if needs_products else 0
@@ -173,7 +173,7 @@ class Iteration:
         )
         return x if decision.point is None else decision.point, self._record(progress, decision, seconds)
 
-    def _advance(self, here: Point) -> _Progress:
+    def _make_steps(self, here: Point) -> _Progress:
         """Return the iteration after 2.2 to 2.6 at a point."""
         progress, model, subspace = _Progress(here, here.state.sigma), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
@@ -456,4 +456,4 @@ def _parse_rule_numbers(where: str, numbers: Any) -> dict[str, float]:
 def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:
     """Return the ratio of the step norm to √eps·‖x‖ if σ limits the norm of the first trial step; otherwise 1."""
     limited = trials == 0 and step.multiplier > subspace.hessian_norm
-    return step.norm / (math.sqrt(here.space.eps) * here.norm) if limited else 1.0
+    return step.norm / (math.sqrt(here.space.eps) * here.x_norm) if limited else 1.0

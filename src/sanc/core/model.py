@@ -143,7 +143,7 @@ class KrylovModel(Piece):
     epsilon, epsilon_g : float
         ε and ε_g of the paper. The authors' program has ε = 1e-4, and ε_g = ε/4, which None means.
 
-    A subclass may override these class attributes, which are no options: `first_sigma_factor`, the initial σ in its
+    A subclass may override these class attributes, which are no options: `first_sigma_in_units`, the initial σ in its
     unit if it is measured; `tries_longer_steps`, whether longer steps follow a step whose σ no value of f has
     confirmed; and, of a `CubicModel`, `limits_newton_steps`, whether the norm of the first step is limited even if σ
     does not determine it.
@@ -158,13 +158,13 @@ class KrylovModel(Piece):
     proposes = False
     needs_products = True
     max_resolves = 0
-    first_sigma_factor = FIRST_SIGMA
+    first_sigma_in_units = FIRST_SIGMA
     tries_longer_steps = True
 
     def without_effect(self) -> Mapping[str, str]:
         """Return ε and ε_g if the stopping rule of Lanczos does not use them."""
         remedy = 'leave it out, or pass krylov_stop="paper" or escape=sanc.PaperEscape(), which use it'
-        return dict.fromkeys(("epsilon", "epsilon_g"), remedy) if self.forcing else {}
+        return dict.fromkeys(("epsilon", "epsilon_g"), remedy) if self.uses_forcing_term else {}
 
     @property
     def reorthogonalise(self) -> bool:
@@ -172,7 +172,7 @@ class KrylovModel(Piece):
         return self.krylov_stop == "forcing" and self.lanczos == "store"
 
     @property
-    def forcing(self) -> bool:
+    def uses_forcing_term(self) -> bool:
         """Whether an inexact Newton condition ends the Lanczos process."""
         return self.krylov_stop == "forcing"
 
@@ -319,7 +319,7 @@ class NoModel(Piece):
 
 def length_scale(here: Point, first_units: Units) -> float:
     """Return the length scale at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
-    return max(first_units.length, X_FRACTION * here.norm)
+    return max(first_units.length, X_FRACTION * here.x_norm)
 
 
 class _TestSchedule(NamedTuple):
@@ -363,14 +363,14 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     """
     limit = StepLimit(here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
-    ritz_tolerance = math.inf if model.forcing else max(model.epsilon, here.grad_norm) / 2
-    schedule, multiplier_predicts = _TestSchedule(), model.forcing and krylov.starts_at_gradient
+    ritz_tolerance = math.inf if model.uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
+    schedule, multiplier_predicts = _TestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
     try:
         while True:
             krylov.extend()
             if krylov.dim == 1:
                 limit = step_limit(model, here, math.hypot(krylov.alpha[0], krylov.last_beta))
-            must_stop = krylov.is_complete or (model.forcing and here.oracle.exact and not krylov.is_definite)
+            must_stop = krylov.is_complete or (model.uses_forcing_term and here.oracle.exact and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
                 or (model.proposes and krylov.model_gradient_lower_bound(limit.sigma) > tolerance)
@@ -391,7 +391,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
     """Return the tolerance on ‖∇m‖; with "forcing", `_step_tolerance` lowers it for short steps."""
-    if not model.forcing:
+    if not model.uses_forcing_term:
         return resolved_epsilon_g(model.epsilon, model.epsilon_g)
     return forcing_tolerance(here)
 
@@ -427,7 +427,7 @@ def _is_accurate(
 ) -> bool:
     """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
     residual = krylov.residual_of(step.u)
-    if model.forcing and here.below_precision(step.norm):
+    if model.uses_forcing_term and here.below_precision(step.norm):
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
         return residual <= tolerance and here.grad_norm > 0.0 and krylov.dim >= _NEGLIGIBLE_STEP_DIM
     return residual <= _step_tolerance(model, here, step.norm, units, tolerance)
@@ -435,7 +435,7 @@ def _is_accurate(
 
 def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Units, tolerance: float) -> float:
     """Return the tolerance on ‖∇m(s)‖ for a step of this norm; with "forcing" it is smaller for short steps."""
-    if not model.forcing:
+    if not model.uses_forcing_term:
         return tolerance
     forcing_bound = step_norm / length_scale(here, units) * here.grad_norm
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
@@ -450,7 +450,7 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_uncon
     if units.length:
         return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_unconfirmed)
     units = here.measure_units(product_norm)
-    sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_factor)
+    sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)
     return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
 

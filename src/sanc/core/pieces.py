@@ -207,7 +207,7 @@ class SampleSettings(Protocol):
     ----------
     metric : object
         The metric of averaged steps.
-    step_scale, average : object
+    step_size, average : object
         Settings of their size, and of the average.
     curvature : bool
         Whether second-order steps are made while batches agree.
@@ -218,7 +218,7 @@ class SampleSettings(Protocol):
     @property
     def metric(self) -> Any: ...
     @property
-    def step_scale(self) -> Any: ...
+    def step_size(self) -> Any: ...
     @property
     def average(self) -> Any: ...
     @property

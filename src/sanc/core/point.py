@@ -123,7 +123,7 @@ class Point:
         return self.oracle.space
 
     @cached_property
-    def norm(self) -> float:
+    def x_norm(self) -> float:
         """‖x‖."""
         return self.oracle.norm(self.x)
 
@@ -160,14 +160,14 @@ class Point:
 
         `product_norm` is ‖Bq‖ with the unit vector q of the start of Lanczos, or an estimate of ‖B‖.
         """
-        is_stationary = self.grad_norm <= self.space.eps * product_norm * self.norm
+        is_stationary = self.grad_norm <= self.space.eps * product_norm * self.x_norm
         # At a stationary point, and with another start than the gradient, that gives no length scale.
         grad_norm = 0.0 if self.start is not None or is_stationary else self.grad_norm
-        return measure_units(self.value, grad_norm, product_norm, self.norm)
+        return measure_units(self.value, grad_norm, product_norm, self.x_norm)
 
     def below_precision(self, step_norm: float) -> bool:
         """Whether x + s equals x in working precision, given ‖s‖."""
-        return step_norm <= self.space.eps * self.norm < math.inf
+        return step_norm <= self.space.eps * self.x_norm < math.inf
 
     def random_bit(self, purpose: int) -> bool:
         """Return a random bit that depends on seed, iteration and purpose alone."""

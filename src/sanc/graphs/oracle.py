@@ -262,9 +262,9 @@ class CapturedOracle(AutogradOracle):
             self.meter.count_product(self.samples[1].size)
         return ReplayedLanczos(numbers, rows, self.space)
 
-    def advance(self, work: Any, inputs: Any) -> list[Any]:
+    def work_at_gradient(self, work: Any, inputs: Any) -> list[Any]:
         if self.trained_buffers is not None:
-            return super().advance(work, inputs)
+            return super().work_at_gradient(work, inputs)
         key = (work, *(tensor is None for tensor in inputs))
         if key not in self._work_recordings:
             self._work_recordings[key] = self._record_work(work, inputs)
@@ -294,7 +294,7 @@ class CapturedOracle(AutogradOracle):
             nonlocal trained
             inner.bind(*self._inputs.samples)
             inner.begin(0, products=False)
-            read, *found = inner.advance(work, static_inputs)
+            read, *found = inner.work_at_gradient(work, static_inputs)
             self.leaves.write(found[0])
             trained = inner.trained_buffers  # its tensors are static memory, which each replay fills
             assert inner.raw_loss is not None

@@ -91,7 +91,7 @@ def _explored(oracle: Oracle, x: Vector, result: Any, options: SolveOptions) -> 
     explored = explore(
         oracle,
         x,
-        eps=math.inf if known is None else known.eps_gradient,
+        eps_gradient=math.inf if known is None else known.eps_gradient,
         eps_curvature=0.0,
         confidence=options.confidence,
         max_products=options.max_products,

@@ -314,7 +314,7 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
     def report(run: Run) -> bool:
         if callback is None:
             return False
-        oracle: Any = run.objective
+        oracle: Any = run.unscaled_oracle
         return asks_to_stop(callback, points.build(oracle.unscaled(run.point)))
 
     return report

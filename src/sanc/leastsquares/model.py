@@ -14,7 +14,7 @@ from sanc.leastsquares.accelerated import accelerated
 
 MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
-FIRST_SIGMA_FACTOR = 1e-12
+GAUSS_NEWTON_SIGMA_RATIO = 1e-12
 """The initial σ relative to that of `minimize`: so small that the first step is a Gauss–Newton step."""
 
 
@@ -46,14 +46,14 @@ class GaussNewtonSigma(SigmaUpdate):
 class JacobianModel(DenseModel):
     """Minimises the cubic model in the whole space if the oracle knows its eigenbasis; otherwise in a Krylov space."""
 
-    first_sigma_factor = FIRST_SIGMA_FACTOR * FIRST_SIGMA
+    first_sigma_in_units = GAUSS_NEWTON_SIGMA_RATIO * FIRST_SIGMA
     tries_longer_steps = False
     limits_newton_steps = True
 
     def max_step_norm(self, here: Point, first_units: Units) -> float:
         """Return the limit on the step norm: ‖z‖ at the first point, then twice the last step."""
         if here.state.last_step_norm == 0.0:
-            return here.norm or first_units.length
+            return here.x_norm or first_units.length
         return MAX_GROWTH * here.state.last_step_norm
 
     def build(self, here: Point) -> KrylovSubspace:

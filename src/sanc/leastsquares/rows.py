@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.leastsquares.model import FIRST_SIGMA_FACTOR, MAX_GROWTH
+from sanc.leastsquares.model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
@@ -183,7 +183,7 @@ class FitProblem(RowProblem):
     # Rules for σ: steps are Gauss–Newton steps as long as they succeed.
 
     def first_sigma(self, rows: Rows) -> Tensor:
-        return FIRST_SIGMA_FACTOR * rules.first_sigma(rows.unit_cubic)
+        return GAUSS_NEWTON_SIGMA_RATIO * rules.first_sigma(rows.unit_cubic)
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
         first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)

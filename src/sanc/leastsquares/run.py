@@ -45,7 +45,7 @@ class LeastSquaresRun(Run):
     @cached_property
     def residual_oracle(self) -> ResidualOracle:
         """The oracle of the residuals."""
-        oracle = self.objective
+        oracle = self.unscaled_oracle
         assert isinstance(oracle, ResidualOracle)
         return oracle
 
@@ -67,7 +67,7 @@ class LeastSquaresRun(Run):
         oracle = self.residual_oracle
         if self._tested is None or self._tested.point is not self.point:
             self._tested = self._enter_point()
-        oracle.uses_whole_hessian = self._tested.is_stationary or self.stall.has_stalled
+        oracle.uses_whole_hessian = self._tested.is_stationary or self.stall_monitor.has_stalled
 
     def _enter_point(self) -> _Tested:
         """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
@@ -143,7 +143,7 @@ class LeastSquaresRun(Run):
             last_step_norm=state.last_step_norm * step_norm_ratio,
             last_grad_norm=state.last_grad_norm * grad_norm_ratio,
         )
-        self.stall.best_grad_norm *= grad_norm_ratio
+        self.stall_monitor.best_grad_norm *= grad_norm_ratio
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the whole Hessian."""

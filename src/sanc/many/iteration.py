@@ -228,12 +228,12 @@ class ManyIteration:
             if len(kept) == 0:
                 return rejected
             all_moved, part, indices, new_point = False, part.take(kept), indices[kept], new_point.take(kept)
-        self._advance(part, new_point)
+        self._begin_iteration(part, new_point)
         if not all_moved:
             rows.set(indices, part)
         return rejected
 
-    def _advance(self, part: Rows, new_point: RowPoints) -> None:
+    def _begin_iteration(self, part: Rows, new_point: RowPoints) -> None:
         """Begin the next iteration of all rows at their accepted points."""
         before, accepted, step = part.point, part.accepted, part.accepted.trial
         end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)

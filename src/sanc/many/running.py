@@ -25,7 +25,7 @@ _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
 _NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
-_WAITING_SHARE = 8
+_WAITING_PER_ACTIVE = 8
 """Rows that wait for their whole Hessian, for each row in the batch, before they are tested: a few times in a run."""
 _REPORT_SECONDS = 0.2
 """Seconds between two lines of progress."""
@@ -155,7 +155,7 @@ class RowRun:
             assert rows is not None
             rows, newly_waiting = self._without_ended(rows)
             waiting += newly_waiting
-            if waiting and _length(*waiting) >= min(_WAITING_SHARE * len(rows), limits.chunk_size):
+            if waiting and _length(*waiting) >= min(_WAITING_PER_ACTIVE * len(rows), limits.chunk_size):
                 tested = _joined(waiting)
                 iteration.certify(tested)
                 rows, waiting = _joined([rows, tested]), []

@@ -27,7 +27,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_ZERO
 from sanc.minibatch.metrics.base import Preconditioner
-from sanc.minibatch.scale import DISTANCE_DECAY
+from sanc.minibatch.step_size import DISTANCE_DECAY
 
 _WEIGHT_POWER = 4
 """Power of the ratio of gradient norms by which the weight of an iterate with a small gradient is reduced."""
@@ -164,7 +164,7 @@ class AveragedStep:
         clipping = scalars.gradient_factor * (scalars.clip_norm / torch.maximum(norm, scalars.clip_norm))
         g = torch.where(is_finite, g * clipping, 0.0)
         weights = scalars.gradient_weight, scalars.eta, average_weight, offset_weight, scalars.distance_weight
-        gradient_weight, eta, average_weight_of_g, offset_weight, distance_weight = (
+        gradient_weight, eta, average_weight_cast, offset_weight, distance_weight = (
             (torch.stack(weights) * is_finite).to(g.dtype).unbind()
         )
         g, direction = self._direction(g, gradient_weight, inputs.caller_change)
@@ -178,7 +178,7 @@ class AveragedStep:
             step_factor = torch.where(is_finite, limited, 1.0)
         factor = step_factor.to(g.dtype)
         new, sums = self._move(
-            inputs, step, eta * factor, average_weight_of_g, offset_weight, weight_factor.to(g.dtype), is_finite
+            inputs, step, eta * factor, average_weight_cast, offset_weight, weight_factor.to(g.dtype), is_finite
         )
         sums = [dual_norm_square, *sums]
         if inputs.averaging_start is not None and inputs.direction_sum is not None:
@@ -252,21 +252,21 @@ def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:
 
 
 @runtime_checkable
-class AdvancingOracle(Protocol):
+class WorkingOracle(Protocol):
     """An oracle that combines a gradient with vector work, without a transfer of the loss to the host in between.
 
     It may replay both from a CUDA graph.
     """
 
-    def advance(self, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
+    def work_at_gradient(self, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
         """Return ``work(f, ∇f, inputs)`` with the gradient at ``work.gradient_point(inputs)``."""
         ...
 
 
-def advance(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
+def work_at_gradient(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
     """Evaluate the gradient at the point that `work` requires, and do the work."""
-    if isinstance(oracle, AdvancingOracle) and inputs.offset is not None:
-        return oracle.advance(work, inputs)
+    if isinstance(oracle, WorkingOracle) and inputs.offset is not None:
+        return oracle.work_at_gradient(work, inputs)
     value, g = oracle.gradient(oracle.space.vector(work.gradient_point(inputs)))
     value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, inputs.x.device)[0]
     return list(work(value_tensor, oracle.space.tensor(g), inputs))

@@ -5,7 +5,7 @@ those of `sanc.core.iteration`: cubic, with a ratio test and escapes along negat
 is dominated by batch noise, and Hessian products no longer pay for their cost. From then on
 
 * the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
-* σ is such that the step has the size η of `sanc.minibatch.scale`,
+* σ is such that the step has the size η of `sanc.minibatch.step_size`,
 * and the parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
 
 If the loss stagnates, a Krylov space is built. If it has negative curvature, one step along that is made, with a ratio
@@ -31,8 +31,16 @@ from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
 from sanc.core.space import Vector
 from sanc.core.units import Units
-from sanc.minibatch import joining, saving, scale, updates, watch
-from sanc.minibatch.averaging import AveragedStep, HostCopy, StepInputs, StepResults, StepScalars, advance, on_device
+from sanc.minibatch import joining, saving, step_size, updates, watch
+from sanc.minibatch.averaging import (
+    AveragedStep,
+    HostCopy,
+    StepInputs,
+    StepResults,
+    StepScalars,
+    on_device,
+    work_at_gradient,
+)
 from sanc.minibatch.metrics.base import (
     Metric,
     Preconditioner,
@@ -177,7 +185,7 @@ class MinibatchIteration:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._handle_nonfinite(x, oracle, value, oracle.norm(g))
-            state = self._update_state(nonfinite_batches=0, **scale.measure_weights(x, oracle))
+            state = self._update_state(nonfinite_batches=0, **step_size.measure_weights(x, oracle))
         if not state.averaged:
             value, _ = oracle.gradient(x)
             continues, changes = watch.compare_batches(state, x, value, self.settings.noise, oracle.space.eps)
@@ -198,14 +206,14 @@ class MinibatchIteration:
             last_loss=record.trial_value if moved else record.value,
             last_decrease=record.value - record.trial_value if moved else 0.0,
             last_step_was_long=record.step_norm
-            > scale.typical_step_norm(state, self.settings.step_scale, oracle.space.dim),
+            > step_size.typical_step_norm(state, self.settings.step_size, oracle.space.dim),
         )
         return point, record
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
         """End the second-order phase; average from x, or from the first point if that phase fitted other batches."""
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
-        reduction = scale.first_reduction(self.state, self.settings.step_scale, value, last_step_norm, dim)
+        reduction = step_size.first_reduction(self.state, self.settings.step_size, value, last_step_norm, dim)
         self._update_state(averaged=True, eta_reduction=reduction)
         start = self._start_of_averaging(x, value, oracle)
         point, record = self._averaged_iteration(start, oracle)
@@ -233,10 +241,10 @@ class MinibatchIteration:
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
-        if not can_probe or state.steps < _FIRST_PROBE << state.probes:
+        if not can_probe or state.steps < _FIRST_PROBE << state.stagnation_tests:
             return None
         stagnated = watch.has_stagnated(state)
-        self._update_state(probes=state.probes + 1, probed_loss_mean=state.loss_mean)
+        self._update_state(stagnation_tests=state.stagnation_tests + 1, tested_loss_mean=state.loss_mean)
         if not stagnated:
             return None
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
@@ -304,7 +312,7 @@ class MinibatchIteration:
                 mean_square = self.state.grad_norm_mean_square * joining.gradient_growth(self.state, g, norm, oracle)
                 self._update_state(grad_norm_mean_square=mean_square)
             else:
-                uses_distance = settings.step_scale.distance > 0.0
+                uses_distance = settings.step_size.distance > 0.0
                 vectors = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
                 self._update_state(gradient_unit=unit, **vectors)
         self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
@@ -314,8 +322,8 @@ class MinibatchIteration:
         """Make the step, and update the state."""
         state, space = self.state, oracle.space
         x_tensor = space.tensor(x)
-        if self._largest_rate > state.peak_rate:
-            state = self._update_state(peak_rate=self._largest_rate)
+        if self._largest_rate > state.peak_lr:
+            state = self._update_state(peak_lr=self._largest_rate)
         rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
         scalars = updates.step_scalars(state, self.settings, rate, has_values=oracle.has_values)
         offset, caller_change = updates.adapted_offset(state, x_tensor, space)
@@ -332,7 +340,7 @@ class MinibatchIteration:
             caller_change=caller_change,
             average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
         )
-        numbers, new_x, new_offset, *new_sum = advance(oracle, self._step_for(oracle), inputs)
+        numbers, new_x, new_offset, *new_sum = work_at_gradient(oracle, self._step_for(oracle), inputs)
         vectors = {"offset": space.vector(new_offset)}
         if new_sum:
             vectors["direction_sum"] = space.vector(new_sum[0])
@@ -353,7 +361,7 @@ class MinibatchIteration:
         if updates.began_with_outliers(state, results.grad_norm):
             return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
         self._refresh(state.steps + 1 - state.last_extension)
-        bound = self.settings.step_scale.lower_bound
+        bound = self.settings.step_size.lower_bound
         losses = updates.changes_by_loss(state, x, results.value, bound) if oracle.has_values else {}
         results_changes = updates.changes_by_results(state, self.settings, scalars, results)
         self._update_state(**(losses | vectors | results_changes))
@@ -477,7 +485,7 @@ class MinibatchIteration:
     def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
         largest = self._largest_rate
-        factor = scale.rate_factor(largest, self.state.peak_rate)
+        factor = step_size.rate_factor(largest, self.state.peak_lr)
         if len(set(self.rates)) <= 1:
             return factor, None
         rates = on_device(self.rates, like.dtype, like.device).unbind()
@@ -610,7 +618,7 @@ class MinibatchIteration:
     def rearrange(
         self,
         earlier_indices: Sequence[int | None],
-        rearrange: joining.Rearrange,
+        vector_map: joining.VectorMap,
         x: Tensor,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
@@ -622,7 +630,7 @@ class MinibatchIteration:
         self.finish_step()
         saved = list(self.tensors()) if self.state.steps else []
         joins = bool(saved) and None in earlier_indices
-        self._update_state(**joining.rearranged_vectors(self.state, rearrange, x, joins=joins), x_norm_square=math.nan)
+        self._update_state(**joining.rearranged_vectors(self.state, vector_map, x, joins=joins), x_norm_square=math.nan)
         if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [

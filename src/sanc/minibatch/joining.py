@@ -18,12 +18,12 @@ _AGE_LOSS = 0.5
 """When parameters join, the age of the others in the average is limited to (1 − this) times the steps made, because
 their best values change."""
 
-Rearrange = Callable[[Tensor | None, Tensor], Tensor]
+VectorMap = Callable[[Tensor | None, Tensor], Tensor]
 """Returns a vector of the present parameters. Those that stay have the entries of the first argument, a vector of the
 earlier parameters (None: zero). The others have the entries of the second argument."""
 
 
-def rearranged_vectors(state: MinibatchState, rearrange: Rearrange, x: Tensor, *, joins: bool) -> dict[str, Any]:
+def rearranged_vectors(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins: bool) -> dict[str, Any]:
     """Return the fields of the state for other parameters with the values x; `joins`: some of them are new."""
     zeros = torch.zeros_like(x)
     fills = {
@@ -36,9 +36,9 @@ def rearranged_vectors(state: MinibatchState, rearrange: Rearrange, x: Tensor, *
         "joined_at": zeros + state.steps,
     }
     vectors = vectors_of(state)
-    changes: dict[str, Any] = {name: rearrange(vector, fills[name]) for name, vector in vectors.items()}
+    changes: dict[str, Any] = {name: vector_map(vector, fills[name]) for name, vector in vectors.items()}
     if joins:
-        joined_at = rearrange(vectors.get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
+        joined_at = vector_map(vectors.get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
         changes |= {"joined_at": joined_at, "last_extension": state.steps}
     return changes
 

@@ -37,7 +37,7 @@ def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metri
     if numbers["steps"] and not has_metric:
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
-    uses_distance = numbers["distance"] > INITIAL_DISTANCE or any(name in vectors for name in _FOR_DISTANCE)
+    uses_distance = numbers["distance_bound"] > INITIAL_DISTANCE or any(name in vectors for name in _FOR_DISTANCE)
     required = (*(("first_point",) if in_second_order_phase else ()), *(_FOR_DISTANCE if uses_distance else ()))
     for name in required:
         if name not in vectors:

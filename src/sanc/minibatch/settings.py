@@ -1,6 +1,6 @@
 """The settings of the iteration on samples: metric, average, and when the averaged phase begins.
 
-Those of the step size are in `scale.py`.
+Those of the step size are in `step_size.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sanc.minibatch.metrics.base import Metric
 from sanc.minibatch.metrics.diagonal import Diagonal
 from sanc.minibatch.metrics.identity import Identity
 from sanc.minibatch.metrics.kronecker import Kronecker
-from sanc.minibatch.scale import StepScale
+from sanc.minibatch.step_size import StepSize
 
 METRICS = {"kronecker": Kronecker, "diagonal": Diagonal, "none": Identity}
 """The metrics that have a name; others are passed as objects."""
@@ -46,7 +46,7 @@ class Minibatch(Piece):
     metric : Metric
         The norm in which averaged steps are measured, learnt from gradients: `Kronecker`, `Diagonal`, `Identity`, or
         an object of the caller's. The names "kronecker", "diagonal" and "none" are accepted too.
-    step_scale : StepScale
+    step_size : StepSize
         The size of averaged steps.
     average : Average
         The average that the parameters hold.
@@ -58,7 +58,7 @@ class Minibatch(Piece):
     """
 
     metric: Metric = field(default_factory=Kronecker)
-    step_scale: StepScale = field(default_factory=StepScale)
+    step_size: StepSize = field(default_factory=StepSize)
     average: Average = field(default_factory=Average)
     curvature: bool = True
     noise: float = setting(1.0, NOT_NEGATIVE)  # differences as large as the decrease; docs/constants.md has 0.1 and 10

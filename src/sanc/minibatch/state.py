@@ -53,10 +53,10 @@ class MinibatchState:
         default=0, metadata=_RESET_ON_RESTART
     )  # consecutive ones far smaller than all before
     # The averaged phase: the step size and the distance bound.
-    peak_rate: float = 0.0  # the largest `lr` so far
+    peak_lr: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
     # A lower bound of the distance to a solution.
-    distance: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _RESET_ON_RESTART)
+    distance_bound: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _RESET_ON_RESTART)
     step_norm_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of ‖step‖_1, weighted as in z − x
     offset_norm: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # ‖z − x‖_1
     distance_numerator: float = field(
@@ -68,8 +68,8 @@ class MinibatchState:
     loss_variance: float = 0.0  # running variance of the loss
     lowest_loss_mean: float = math.nan  # the lowest running mean so far
     below_bound: bool = False  # whether a loss was below the lower bound of the settings
-    probes: int = 0  # number of tests for stagnation
-    probed_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
+    stagnation_tests: int = 0  # tests for stagnation made
+    tested_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
     # The averaged phase: changes of x by the caller.
     x_norm_square: float = math.nan  # ‖x‖² after the last averaged step; if it differs later, the caller changed x
     caller_changed: bool = False  # whether the last step found that the caller had changed x

@@ -11,7 +11,7 @@ from sanc.core.iteration import Iteration
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
 from sanc.core.space import Vector
-from sanc.minibatch.joining import Rearrange
+from sanc.minibatch.joining import VectorMap
 
 
 class TrainingIteration(IterationProtocol, Protocol):
@@ -38,7 +38,7 @@ class TrainingIteration(IterationProtocol, Protocol):
 
     def read_record(self) -> Record | None: ...
     def rearrange(
-        self, earlier_indices: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+        self, earlier_indices: Sequence[int | None], vector_map: VectorMap, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None: ...
     def average(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
@@ -58,7 +58,7 @@ class SecondOrderTraining(Iteration):
         """Return None: `iterate` returns a complete record."""
 
     def rearrange(
-        self, earlier_indices: Sequence[int | None], rearrange: Rearrange, x: Tensor, shapes: Sequence[tuple[int, ...]]
+        self, earlier_indices: Sequence[int | None], vector_map: VectorMap, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None:
         """Continue with other parameters, without the vectors of the acceptance rule."""
         self.reset()

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
-from sanc.minibatch import scale, watch
+from sanc.minibatch import step_size, watch
 from sanc.minibatch.averaging import StepResults, StepScalars
-from sanc.minibatch.scale import StepScale
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.step_size import StepSize
 
 _OUTLIER_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
@@ -55,31 +55,30 @@ def step_scalars(
         full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * _checked_size(settings.step_scale, state),
+        eta=rate * _checked_size(settings.step_size, state),
         average_weight=average_weight if settings.average.averaging else 1.0,
-        distance_weight=scale.distance_weight(state),
-        lower_bound=_lower_bound(state, settings.step_scale) if has_values else -math.inf,
+        distance_weight=step_size.distance_weight(state),
+        lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
     )
 
 
-def _checked_size(step_scale: StepScale, state: MinibatchState) -> float:
+def _checked_size(settings: StepSize, state: MinibatchState) -> float:
     """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
-    size = step_scale.size(state)
+    size = settings.size(state)
     if not (is_number(size) and 0.0 <= size < math.inf):
         raise ArgumentError(
-            f"step_scale = {shown(step_scale)} cannot be used: size() returned {shown(size)}. Return a finite number "
-            "≥ 0."
+            f"step_size = {shown(settings)} cannot be used: size() returned {shown(size)}. Return a finite number ≥ 0."
         )
     return size
 
 
-def _lower_bound(state: MinibatchState, step: StepScale) -> float:
+def _lower_bound(state: MinibatchState, settings: StepSize) -> float:
     """Return a lower bound of the loss, or −∞ if the losses so far show that there is none.
 
     Roundoff may put the loss at its bound. If the mean loss never exceeds the bound, it is not used, as with the loss
     f − f.detach().
     """
-    return -math.inf if state.below_bound or state.loss_mean <= step.lower_bound else step.lower_bound
+    return -math.inf if state.below_bound or state.loss_mean <= settings.lower_bound else settings.lower_bound
 
 
 def adapted_offset(state: MinibatchState, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
@@ -100,9 +99,9 @@ def _last_weight(state: MinibatchState, settings: Minibatch) -> float:
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
     """
-    if not settings.step_scale.horizon:
+    if not settings.step_size.horizon:
         return 0.0
-    p, remaining = settings.average.weighting, max(settings.step_scale.horizon - state.steps, 1)
+    p, remaining = settings.average.weighting, max(settings.step_size.horizon - state.steps, 1)
     return (p + 1.0) / (remaining + p + 1.0)
 
 
@@ -199,7 +198,7 @@ def _changes_of_distance_bound(
     steps = 1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
     new_norms = kept_share * steps * scalars.eta * results.unit_step_norm
     step_norm_sum = kept_share**steps * state.step_norm_sum + new_norms
-    bound = scale.updated_distance_bound(
+    bound = step_size.updated_distance_bound(
         state, step_norm_sum, results.offset_norm, results.inner_product, results.direction_sum_norm
     )
     return bound._asdict()

@@ -100,7 +100,7 @@ def has_risen(state: MinibatchState) -> bool:
 
 def has_stagnated(state: MinibatchState) -> bool:
     """Whether the mean loss has not fallen since the last test."""
-    return state.loss_mean > state.probed_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)
+    return state.loss_mean > state.tested_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)
 
 
 def report_nonfinite(state: MinibatchState, note: str, value: float, grad_norm: float) -> None:

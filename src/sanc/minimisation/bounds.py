@@ -74,7 +74,7 @@ def _project_start(box: Box, oracle: Oracle, x: Vector) -> Vector:
 
 def bounded_entries(run: Run, unflatten: Any) -> dict[str, Any]:
     """Return the entries of a result that describe the bounds at its point."""
-    box, oracle = run.box, run.objective
+    box, oracle = run.box, run.unscaled_oracle
     if box is None:
         return {}
     space, (_, g) = oracle.space, oracle.gradient(run.point)

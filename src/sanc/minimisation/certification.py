@@ -80,7 +80,7 @@ def certificate(
         result, _ = probe(
             oracle,
             point,
-            eps=eps,
+            eps_gradient=eps,
             eps_curvature=eps if eps_curvature is None else eps_curvature,
             confidence=confidence,
             max_products=max_products,

@@ -241,7 +241,7 @@ def minimize(
         certificate refer to f. Operators and callables are formed as matrices, for 2,000 variables at most. It
         cannot be used with bounds, samples, `resume` and `process_group`.
     **settings
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_scale`, `average`) and their
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_size`, `average`) and their
         settings by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos … See `sanc.Method`.
 
     Returns
@@ -342,7 +342,7 @@ def _run_on_ranks(
     report, clock = _reporter(callback, unflatten, disp), time.perf_counter
     if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
-    with torch_modes(run.objective):
+    with torch_modes(run.unscaled_oracle):
         return run_to_end(run, report, clock)
 
 
@@ -531,7 +531,7 @@ def _reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: b
 
 def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[Any]:
     """Return the result of a run, with value, gradient and certificate of the whole objective."""
-    oracle, meter = run.objective, run.oracle.meter
+    oracle, meter = run.unscaled_oracle, run.oracle.meter
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)

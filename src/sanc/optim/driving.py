@@ -280,7 +280,7 @@ class Driver:
             self.iteration.reset()
             return
 
-        def rearrange(vector: Tensor | None, fill: Tensor) -> Tensor:
+        def vector_map(vector: Tensor | None, fill: Tensor) -> Tensor:
             """Return the parts of a vector that belong to leaves that stay, and those of `fill` for the others."""
             parts = None if vector is None else last.split(vector)
             new_parts = []
@@ -288,7 +288,7 @@ class Driver:
                 new_parts.append(new if index is None else torch.zeros_like(new) if parts is None else parts[index])
             return torch.cat([part.reshape(-1) for part in new_parts])
 
-        self.iteration.rearrange(earlier_indices, rearrange, x, leaves.shapes)
+        self.iteration.rearrange(earlier_indices, vector_map, x, leaves.shapes)
 
     def _check_closures(self, oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
         """Check the closures before the first step, or with a new oracle; these evaluations are not counted."""

@@ -96,7 +96,7 @@ class CubicOptimizer(Optimizer):
         Number of steps after which all parameters and decisions are compared between the ranks; a difference is an
         error. Every step compares digests of them. 0: steps compare only which parameters are trainable.
     **options
-        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_scale`, `average`) and their
+        Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_size`, `average`) and their
         settings by name: sigma0, eta1, eta2, gamma, krylov_dim, lanczos, scale … See `sanc.Method`.
 
     Attributes

@@ -19,7 +19,7 @@ from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
 from sanc.core.oracle import Meter
 from sanc.errors import ArgumentError, shown
-from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction, create_without_memory
+from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction, create_on_meta
 from sanc.ranks.group import Ranks
 from sanc.ranks.modes import DataParallel
 from sanc.ranks.sharded import FullyShardedModules, ShardedLeaves, ShardedOracle, as_shard, require_shards, row_range
@@ -114,7 +114,7 @@ class ShardedPreconditioner(Preconditioner):
         entries = sum(math.prod(shapes[index]) for index in self._sharded)
         self._on_shards = metric.create(sharded_shapes, like, self._reduce(entries)) if self._sharded else None
         # Parts, and names and shapes of the saved tensors, also of parameters of other ranks; "meta" needs no memory.
-        self._whole = create_without_memory(metric, shapes)
+        self._whole = create_on_meta(metric, shapes)
         self.always_finite = self._whole.always_finite
 
     def _reduce(self, entries: int) -> RankReduction:

@@ -49,13 +49,15 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     ending = _test_point(run, value, run.gradient_norm(g))
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
-    if run.stall.has_stalled:
+    if run.stall_monitor.has_stalled:
         return CONTINUE if leave_saddle(run) else _stalled_ending(run, ending)
     before = run.x
-    outcome = _advance(run, report, ending.direction)
+    outcome = _iterate_once(run, report, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
-    return run.steps.ending_after(run.oracle, MadeStep(before, run.x, g, outcome), run.length_scale, run.needs_products)
+    return run.step_monitor.ending_after(
+        run.oracle, MadeStep(before, run.x, g, outcome), run.length_scale, run.needs_products
+    )
 
 
 def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
@@ -106,13 +108,13 @@ def _leave_weak_bounds(run: Run) -> bool:
 
 def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration on samples, unless the run ends before it; return the ending, if it is reached."""
-    outcome = _advance(run, report)
+    outcome = _iterate_once(run, report)
     if isinstance(outcome, Status):
         return Ending(outcome)
     return Ending(Status.STAGNATED) if run.iteration.stopping_test_holds else CONTINUE
 
 
-def _advance(run: Run, report: Callable[[Run], bool], direction: Vector | None = None) -> Record | Status:
+def _iterate_once(run: Run, report: Callable[[Run], bool], direction: Vector | None = None) -> Record | Status:
     """Make an iteration and return its record, in the units of the run; or return the status if the run ends."""
     limit = _reached_limit(run)
     if limit is not None:
@@ -126,7 +128,7 @@ def _advance(run: Run, report: Callable[[Run], bool], direction: Vector | None =
     if run.oracle.exact:
         iteration = run.iteration
         rejection_counts = iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates
-        run.stall.update(record, run.oracle.space.eps, rejection_counts=rejection_counts)
+        run.stall_monitor.update(record, run.oracle.space.eps, rejection_counts=rejection_counts)
     run.oracle.end(record.step_norm)
     return Status.CALLBACK if report(run) else record
 

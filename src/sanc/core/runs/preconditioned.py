@@ -142,12 +142,12 @@ class PreconditionedRun(Run):
     @property
     def preconditioned_oracle(self) -> PreconditionedOracle:
         """The oracle of f(Ly)."""
-        oracle = super().objective
+        oracle = super().unscaled_oracle
         assert isinstance(oracle, PreconditionedOracle)
         return oracle
 
     @property
-    def objective(self) -> Oracle:
+    def unscaled_oracle(self) -> Oracle:
         """The oracle of f."""
         return self.preconditioned_oracle.inner
 
@@ -159,7 +159,7 @@ class PreconditionedRun(Run):
     @property
     def tol(self) -> float:
         """Tolerance on ‖∇f(x)‖."""
-        error = self.objective.gradient_error(self.point) if self.limits.default_tol else 0.0
+        error = self.unscaled_oracle.gradient_error(self.point) if self.limits.default_tol else 0.0
         return max(self.limits.tol, error * self.scale_of_f)
 
     @property
@@ -170,7 +170,7 @@ class PreconditionedRun(Run):
     @property
     def unit_cubic(self) -> float:
         """The unit of σ in the variables x: norms of the current point convert it."""
-        above, below = self.oracle.space.norm(self.x), self.objective.space.norm(self.point)
+        above, below = self.oracle.space.norm(self.x), self.unscaled_oracle.space.norm(self.point)
         ratio = above / below if above > 0.0 and below > 0.0 else 1.0
         return self.units.cubic * ratio**3
 
@@ -179,7 +179,7 @@ class PreconditionedRun(Run):
         return self._norm_of_objective()
 
     def _norm_of_objective(self) -> float:
-        return self.objective.space.norm(self.objective.gradient(self.point)[1]) * self.scale_of_f
+        return self.unscaled_oracle.space.norm(self.unscaled_oracle.gradient(self.point)[1]) * self.scale_of_f
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f."""
@@ -194,7 +194,7 @@ class PreconditionedRun(Run):
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
-        original, exponent = self.objective, self.full_oracle.exponent
+        original, exponent = self.unscaled_oracle, self.full_oracle.exponent
         if exponent:
             original = ScaledOracle(original, exponent)
         certificate, v = self._probe(original, self.point, max_products, seed)

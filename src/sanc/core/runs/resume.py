@@ -28,10 +28,14 @@ def save_run(run: Run) -> dict[str, Any]:
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],
         "meter": asdict(run.oracle.meter),
         "cached": run.oracle.is_cached(run.x),
-        "stalled_iterations": run.stall.iterations,
-        "best_grad_norm": run.stall.best_grad_norm,
+        "stalled_iterations": run.stall_monitor.iterations,
+        "best_grad_norm": run.stall_monitor.best_grad_norm,
         "first_value": run.first_value,
-        "consistency": [run.steps.mismatches, run.steps.gradient_verified, run.steps.noise_checked],
+        "consistency": [
+            run.step_monitor.mismatches,
+            run.step_monitor.gradient_verified,
+            run.step_monitor.noise_checked,
+        ],
         "oracle": run.oracle.numbers(),
     }
 
@@ -45,9 +49,9 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> None:
     run.scale_objective(exponent)
     run.x = state["x"]
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
-    run.stall = StallMonitor(state["stalled_iterations"], state["best_grad_norm"])
+    run.stall_monitor = StallMonitor(state["stalled_iterations"], state["best_grad_norm"])
     run.first_value = state["first_value"]
-    run.steps = StepMonitor(*state["consistency"])
+    run.step_monitor = StepMonitor(*state["consistency"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)

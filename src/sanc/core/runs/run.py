@@ -68,9 +68,9 @@ class Run:
         The records of all iterations, in the units of f.
     certificate : Certificate or None
         That of x, if it was computed.
-    stall : StallMonitor
+    stall_monitor : StallMonitor
         Counts iterations without progress beyond roundoff.
-    steps : StepMonitor
+    step_monitor : StepMonitor
         Compares steps with values, gradients and products.
     time_is_up : callable
         Whether the time limit has passed.
@@ -92,8 +92,8 @@ class Run:
     box: Box | None = None
     history: list[Record] = field(default_factory=list)
     certificate: Certificate | None = None
-    stall: StallMonitor = field(default_factory=StallMonitor)
-    steps: StepMonitor = field(default_factory=StepMonitor)
+    stall_monitor: StallMonitor = field(default_factory=StallMonitor)
+    step_monitor: StepMonitor = field(default_factory=StepMonitor)
     time_is_up: Callable[[], bool] = lambda: False
     first_value: float = math.nan
     cause: str = ""
@@ -165,7 +165,7 @@ class Run:
         return probe(
             oracle,
             x,
-            eps=self.gradient_tolerance,
+            eps_gradient=self.gradient_tolerance,
             eps_curvature=self.curvature_tolerance,
             max_products=max_products,
             seed=seed,
@@ -191,7 +191,7 @@ class Run:
     # A run on f times a power of two.
 
     @property
-    def objective(self) -> Oracle:
+    def unscaled_oracle(self) -> Oracle:
         """The oracle of f; the run may use one of f times a power of two, and of the free variables alone."""
         return self.full_oracle.unscaled_oracle
 

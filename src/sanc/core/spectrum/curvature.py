@@ -132,7 +132,7 @@ def probe(
     oracle: Oracle,
     x: Vector,
     *,
-    eps: float,
+    eps_gradient: float,
     eps_curvature: float,
     confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
@@ -144,7 +144,7 @@ def probe(
     explored = explore(
         oracle,
         x,
-        eps=eps,
+        eps_gradient=eps_gradient,
         eps_curvature=eps_curvature,
         confidence=confidence,
         max_products=max_products,
@@ -200,7 +200,7 @@ def explore(
     oracle: Oracle,
     x: Vector,
     *,
-    eps: float,
+    eps_gradient: float,
     eps_curvature: float,
     confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
@@ -218,8 +218,8 @@ def explore(
     space = oracle.space
     _, g = oracle.gradient(x)
     if space.dim == 0:  # with bounds, if no variable is free
-        return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps, eps_curvature, 0), x)
-    common = {"grad_norm": space.norm(g), "eps_gradient": eps, "eps_curvature": eps_curvature}
+        return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps_gradient, eps_curvature, 0), x)
+    common = {"grad_norm": space.norm(g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
     needed = relative_error if thorough else None
     with monitored_lanczos(oracle, x, seed) as process:
         krylov = process.krylov

@@ -154,7 +154,7 @@ def require_finite_direction(metric: Metric, dual_norm_square: float) -> None:
 
 def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequence[Any]) -> None:
     """Raise an error for tensors that a preconditioner for these shapes cannot have saved."""
-    examples = create_without_memory(metric, shapes).save() if saved else []
+    examples = create_on_meta(metric, shapes).save() if saved else []
     no_tensors: dict[str, Tensor] = {}
     for index, (example, entry) in enumerate(zip_longest(examples, saved, fillvalue=no_tensors)):
         label = f"{where} of parameter {index}"
@@ -167,7 +167,7 @@ def check_saved(where: str, metric: Metric, shapes: Sequence[Shape], saved: Sequ
             require_vector(f"{label}[{name!r}]", entry[name], tuple(tensor.shape))
 
 
-def create_without_memory(metric: Metric, shapes: Sequence[Shape]) -> Preconditioner:
+def create_on_meta(metric: Metric, shapes: Sequence[Shape]) -> Preconditioner:
     """Return a preconditioner on the device "meta", whose tensors have shapes and no memory."""
     try:
         return metric.create(shapes, torch.empty(0, device="meta"))

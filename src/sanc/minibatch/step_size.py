@@ -62,7 +62,7 @@ DISTANCE_DECAY = 0.998
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepScale(Piece):
+class StepSize(Piece):
     """The size η of an averaged step s = −η M⁻¹g. A subclass may have another method `size`.
 
     Attributes
@@ -104,7 +104,7 @@ class StepScale(Piece):
         steps = state.steps - state.last_extension
         aligned = steps > _WARM_UP_PERIODS * self.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
         limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
-        base = min(max(self.scale, self.distance * state.distance), limit)
+        base = min(max(self.scale, self.distance * state.distance_bound), limit)
         ramp = min(1.0, (steps + 1) / self.warm_up) if self.warm_up else 1.0
         ramp = min(ramp, math.sqrt((steps + 1) / state.width)) if self.warm_up and state.width else ramp
         decay = math.sqrt(1.0 + steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
@@ -120,18 +120,18 @@ def rate_factor(rate: float, peak: float) -> float:
     return min(peak, rate / _DECAY_THRESHOLD)
 
 
-def typical_step_norm(state: MinibatchState, step: StepScale, dim: int) -> float:
+def typical_step_norm(state: MinibatchState, settings: StepSize, dim: int) -> float:
     """Return ‖s‖ of an averaged step, in which every coordinate changes by about η."""
-    return state.parameter_unit * step.scale * math.sqrt(dim)
+    return state.parameter_unit * settings.scale * math.sqrt(dim)
 
 
-def first_reduction(state: MinibatchState, step: StepScale, value: float, step_norm: float, dim: int) -> float:
+def first_reduction(state: MinibatchState, settings: StepSize, value: float, step_norm: float, dim: int) -> float:
     """Return the factor of η at the start of averaging.
 
     The second-order phase has converged if it reduced the loss below 1 %, and the norm of its last step, `step_norm`,
     is below 1 % of that of an averaged step. Averaging then starts with steps of that norm.
     """
-    share = step_norm / typical_step_norm(state, step, dim)
+    share = step_norm / typical_step_norm(state, settings, dim)
     converged = abs(value) < _CONVERGED_SHARE * abs(state.first_loss) and share < _CONVERGED_SHARE
     return share if converged else state.eta_reduction
 
@@ -143,7 +143,7 @@ class DistanceBound(NamedTuple):
     offset_norm: float
     eta_reduction: float
     distance_numerator: float
-    distance: float
+    distance_bound: float
 
 
 def updated_distance_bound(
@@ -156,7 +156,7 @@ def updated_distance_bound(
     aligned = offset_norm > _ALIGNED_SHARE * step_norm_sum
     eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
     numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
-    distance = state.distance
+    distance = state.distance_bound
     if direction_sum_norm > 0.0 and math.isfinite(numerator / direction_sum_norm):
         distance = max(distance, numerator / direction_sum_norm / state.parameter_unit)
     return DistanceBound(step_norm_sum, offset_norm, eta_reduction, numerator, distance)
@@ -164,7 +164,7 @@ def updated_distance_bound(
 
 def distance_weight(state: MinibatchState) -> float:
     """Return λ of the next direction."""
-    return (1.0 - DISTANCE_DECAY) * state.distance * state.distance
+    return (1.0 - DISTANCE_DECAY) * state.distance_bound * state.distance_bound
 
 
 class TypicalMatrix(NamedTuple):
