@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import sanc
 from sanc.problems import Logistic, Softmax
-from sanc.strengths import HeldOutLoss
+from sanc.sklearn.strengths import HeldOutLoss
 
 ROWS, FEATURES, GROUPS = 25, 5, np.array([0, 1, 1, 2, 0])
 T = np.array([0.5, -0.5, 1.0])

@@ -19,8 +19,8 @@ from sanc.core.settings import Piece, is_of_caller
 from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import Minibatch
-from sanc.option_remedies import FOREIGN_OPTIONS, FOREIGN_TO_MINIMIZE, REPLACED_OPTIONS
 from sanc.options import MinimizeOptions
+from sanc.options.remedies import FOREIGN_OPTIONS, FOREIGN_TO_MINIMIZE, REPLACED_OPTIONS
 
 PRESETS: Mapping[str, Method] = {
     "paper": Method(),

@@ -126,12 +126,12 @@ def test_a_noisy_fit_ends_at_a_second_order_point_as_scipys_does():
 
 
 def test_the_correction_saves_iterations(monkeypatch):
-    from sanc.leastsquares import corrected
+    from sanc.leastsquares import network_model
 
     _, fun = decay_problem(8)
     costs = []
     for limit in (0.75, 0.0):
-        monkeypatch.setattr(corrected, "MAX_CORRECTION", limit)
+        monkeypatch.setattr(network_model, "MAX_CORRECTION", limit)
         costs.append(sanc.least_squares(fun, fun.start, max_iter=15, certify=False).cost)
     assert costs[0] < 0.1 * costs[1]
 
@@ -140,9 +140,9 @@ def test_the_correction_removes_the_second_order_term():
     """With an invertible J and μ = 0, r(x + s + a) is of third order in s."""
     _, fun = decay_problem(5)
     recorded = []
-    from sanc.leastsquares.corrected import CorrectedSubspace
+    from sanc.leastsquares.network_model import NetworkSubspace
 
-    original = CorrectedSubspace._correction
+    original = NetworkSubspace._correction
 
     def correction(self, x, s, step):
         u = original(self, x, s, step)
@@ -151,7 +151,7 @@ def test_the_correction_removes_the_second_order_term():
         return u
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CorrectedSubspace, "_correction", correction)
+        patch.setattr(NetworkSubspace, "_correction", correction)
         sanc.least_squares(fun, fun.start, max_iter=3, certify=False)
     subspace, x, s, a, mu = next(entry for entry in recorded if entry[3] is not None)
     oracle, j, scale = subspace.oracle, subspace.jacobian.matrix.numpy(), subspace.oracle.scale

@@ -208,7 +208,7 @@ def test_the_limit_on_the_step_norm_is_that_of_the_core():
     last[::3] = 0.0
     singles = []
     for unit, norm, step in each(length, x_norm, last):
-        here = SimpleNamespace(state=SimpleNamespace(last_step_norm=step), norm=norm)
+        here = SimpleNamespace(state=SimpleNamespace(last_step_norm=step), x_norm=norm)
         singles.append(PRESETS["robust"].model.max_step_norm(here, Units(unit, 1.0)))
     same(rules.max_step_norm(*map(torch.from_numpy, (length, x_norm, last))), singles)
 

@@ -28,9 +28,9 @@ from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.functions.differences import SCHEMES
 from sanc.leastsquares.accelerated import CurvatureTest
-from sanc.leastsquares.corrected import CorrectedModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
+from sanc.leastsquares.network_model import NetworkModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.run import LeastSquaresRun
@@ -172,7 +172,7 @@ def least_squares(
     if residuals.jac == "cs" and points.is_torch:
         raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
     oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
-    method = _method(JacobianModel if residuals.network is None else CorrectedModel)
+    method = _method(JacobianModel if residuals.network is None else NetworkModel)
     box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
     residuals.box = box
     if precond is not None:

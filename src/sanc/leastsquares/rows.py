@@ -20,7 +20,7 @@ from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
 from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import RowPoints, RowProblem, Rows, Spectra
+from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
 
 _HESSIAN_SHARE = 0.5
@@ -107,20 +107,16 @@ class FitProblem(RowProblem):
     def is_complete(self, rows: Rows) -> Tensor:
         return rows.point.more["complete"]
 
-    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        point, ids = rows.point, rows.ids
-        if indices is not None:
-            point, ids = point.take(indices), ids[indices]
+    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
         matrix = self.model.hessians(point.x, self._data_of(ids)).double()
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
         matrix = torch.where(finite[:, None, None], matrix, point.matrix)
-        whole = replace(point, matrix=matrix, more=point.more | {"complete": finite})
-        rows.point = whole if indices is None else rows.point.put(indices, whole)
+        return replace(point, matrix=matrix, more=point.more | {"complete": finite})
 
     # Units of the variables, and tolerances.
 
-    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
+    def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
         """Scale the variables by the largest column norms so far; at a stationary point, by those of the point."""
         x, more = rows.point.x, rows.point.more
         norms, weighted = more["norms"], more["residual_norm"]
@@ -129,26 +125,29 @@ class FitProblem(RowProblem):
         effects = norms * x.abs()
         size = torch.linalg.vector_norm(effects, dim=1)
         rounding = ROUNDING_ERRORS * self.eps * size
-        rows.tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
-        stationary = self._projected_norm(rows, self._scale(exponents)) <= rows.tol
+        tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
+        stationary = self._projected_norm(rows, self._scale(exponents)) <= tol
         has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
         exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
-        self._rescale(rows, exponents, before)
-        self._add_second_order_term(rows, before)
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
-        rows.curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
+        curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
+        point = replace(rows.point, more=more | {"exponents": exponents})
+        scale = self._scale(exponents)
+        growth = self._growth(rows, scale, before)
+        return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)
 
-    def _add_second_order_term(self, rows: Rows, before: RowPoints | None) -> None:
-        """Use the whole Hessian in rows where the second-order term is worth it, as measured along the last step."""
+    def _with_second_order_term(self, rows: Rows, point: RowPoints, before: RowPoints | None) -> RowPoints:
+        """Return points with the whole Hessian where the last step shows that the second-order term is large."""
         late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
         if before is None or not bool(late.any()):
-            return
-        step = (rows.point.x - before.x).double()
+            return point
+        step = (point.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
-        second = (step * (rows.point.g - before.g)).sum(1) - model
+        second = (step * (point.g - before.g)).sum(1) - model
         indices = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
-        if len(indices):
-            self.set_whole_hessians(rows, indices)
+        if len(indices) == 0:
+            return point
+        return point.put(indices, self.with_whole_hessians(point.take(indices), rows.ids[indices]))
 
     def _projected_norm(self, rows: Rows, scale: Tensor) -> Tensor:
         g = rows.point.g * scale
@@ -162,23 +161,14 @@ class FitProblem(RowProblem):
         powers = torch.where(exponents.isfinite(), -exponents, 0.0)
         return torch.exp2(powers.clamp(-self._exponent_limit, self._exponent_limit))
 
-    def _rescale(self, rows: Rows, exponents: Tensor, before: RowPoints | None) -> None:
-        """Change the units of the variables; σ and the lengths change so that the last model keeps its terms."""
-        rows.point = replace(rows.point, more=rows.point.more | {"exponents": exponents})
+    def _growth(self, rows: Rows, scale: Tensor, before: RowPoints | None) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Return the growth of step and gradient norms by new units; nothing if no unit changes after a step."""
         x, g, old = rows.point.x, rows.point.g, rows.scale
-        rows.scale = self._scale(exponents)
-        if before is None or not bool((old != rows.scale).any()):
-            return
+        if before is None or not bool((old != scale).any()):
+            return ()
         step = x - before.x
         reference = torch.where((step != 0.0).any(1)[:, None], step, x)
-        step_norm_ratio = _ratio(reference / rows.scale, reference / old)
-        grad_norm_ratio = _ratio(g * rows.scale, g * old)
-        cubed = step_norm_ratio**3
-        rows.sigma = rows.sigma / cubed
-        rows.unit_cubic = rows.unit_cubic / cubed
-        rows.unit_length = rows.unit_length * step_norm_ratio
-        rows.last_step_norm = rows.last_step_norm * step_norm_ratio
-        rows.best_grad_norm = rows.best_grad_norm * grad_norm_ratio
+        return _ratio(reference / scale, reference / old), _ratio(g * scale, g * old)
 
     # Rules for σ: steps are Gauss–Newton steps as long as they succeed.
 

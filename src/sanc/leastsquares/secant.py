@@ -34,7 +34,7 @@ class SecondOrderTerm:
     Attributes
     ----------
     is_enabled : bool
-        Whether the model may have S. That of a network corrects its steps instead (`sanc.leastsquares.corrected`).
+        Whether the model may have S. That of a network corrects its steps instead (`sanc.leastsquares.network_model`).
     is_estimated : bool
         Whether `matrix` is an estimate of S; otherwise products with S are computed.
     is_used : bool

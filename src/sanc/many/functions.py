@@ -17,7 +17,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, first_line
 from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
-from sanc.many.rows import RowPoints, RowProblem, Rows, Spectra
+from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
 from sanc.minimisation.trees import map_tree
 
@@ -248,13 +248,12 @@ class FunctionProblem(RowProblem):
     def spectra(self, rows: Rows) -> Spectra:
         return decompose(rows.point.matrix, rows, self.eps)
 
-    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
-        rows.tol = rows.tol.clamp(min=self.tol)
+    def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
+        tol = rows.tol.clamp(min=self.tol)
         if self.curvature_tol is not None:
-            rows.curvature_tol = torch.full_like(rows.tol, self.curvature_tol)
-            return
+            return RowScales(rows.point, rows.scale, tol, torch.full_like(tol, self.curvature_tol))
         unit = torch.where(rows.unit_cubic > 0.0, rows.unit_cubic, 1.0).clamp(max=1.0)
-        rows.curvature_tol = (rows.tol * unit).sqrt()
+        return RowScales(rows.point, rows.scale, tol, (tol * unit).sqrt())
 
 
 class LargeFunctionProblem(FunctionProblem):
@@ -274,9 +273,8 @@ class LargeFunctionProblem(FunctionProblem):
     def is_complete(self, rows: Rows) -> Tensor:
         return rows.point.more["complete"]
 
-    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        complete = torch.ones_like(rows.point.more["complete"])
-        rows.point = replace(rows.point, more={"complete": complete})
+    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
+        return replace(point, more={"complete": torch.ones_like(point.more["complete"])})
 
     def spectra(self, rows: Rows) -> Spectra:
         x, g = rows.point.x, rows.point.g

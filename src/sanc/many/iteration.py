@@ -34,6 +34,7 @@ from sanc.many.rows import (
     RowPoints,
     RowProblem,
     Rows,
+    RowScales,
     RowTrials,
 )
 
@@ -286,7 +287,7 @@ class ManyIteration:
     def _enter(self, rows: Rows, before: RowPoints | None) -> None:
         """Test rows at new points for their endings."""
         problem = self.problem
-        problem.prepare(rows, before)
+        self._set_scales(rows, problem.scales(rows, before))
         self._measure(rows)
         rows.spectra = problem.spectra(rows)
         value = rows.point.value
@@ -295,6 +296,18 @@ class ManyIteration:
         self._end_stationary(rows, rows.grad_norm <= rows.tol)
         self._end_stalled(rows)
         self._measure_units(rows)
+
+    def _set_scales(self, rows: Rows, scales: RowScales) -> None:
+        """Set scales and tolerances; σ and norms change so that the last model keeps its terms."""
+        rows.point, rows.scale, rows.tol = scales.point, scales.scale, scales.tol
+        rows.curvature_tol = scales.curvature_tol
+        if scales.step_growth is None or scales.gradient_growth is None:
+            return
+        cubed = scales.step_growth**3
+        rows.sigma, rows.unit_cubic = rows.sigma / cubed, rows.unit_cubic / cubed
+        rows.unit_length = rows.unit_length * scales.step_growth
+        rows.last_step_norm = rows.last_step_norm * scales.step_growth
+        rows.best_grad_norm = rows.best_grad_norm * scales.gradient_growth
 
     def _measure(self, rows: Rows) -> None:
         """Measure ‖x‖, the free variables and the norm of their gradient."""
@@ -329,7 +342,7 @@ class ManyIteration:
 
     def certify(self, rows: Rows) -> None:
         """Test the curvature of rows that waited for the whole Hessian; those at a saddle begin an iteration."""
-        self.problem.set_whole_hessians(rows)
+        rows.point = self.problem.with_whole_hessians(rows.point, rows.ids)
         rows.spectra = self.problem.spectra(rows)
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
         self._end_by_curvature(rows, self.problem.is_complete(rows))

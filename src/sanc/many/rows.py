@@ -181,9 +181,34 @@ class Accepted(Group):
     verdict: Tensor
 
 
+@dataclass(frozen=True)
+class RowScales:
+    """What a problem determines at new points of its rows.
+
+    Attributes
+    ----------
+    point : RowPoints
+        The points, whose `matrix` and `more` the problem may have completed.
+    scale : Tensor
+        Units of the variables.
+    tol, curvature_tol : Tensor
+        Tolerances on the gradient norm and on negative curvature.
+    step_growth, gradient_growth : Tensor or None
+        Ratios of the norms of steps and gradients in the new units to those in the old ones; None: the units are the
+        same.
+    """
+
+    point: RowPoints
+    scale: Tensor
+    tol: Tensor
+    curvature_tol: Tensor
+    step_growth: Tensor | None = None
+    gradient_growth: Tensor | None = None
+
+
 @dataclass
 class Rows(Group):
-    """The rows that have not ended.
+    """The rows that have not ended. `ManyIteration` and `RowRun` alone change them.
 
     Attributes
     ----------
@@ -334,8 +359,8 @@ class RowProblem:
         """Return points of some rows, with values, gradients and curvature."""
         raise NotImplementedError
 
-    def prepare(self, rows: Rows, before: RowPoints | None) -> None:
-        """Set scales and tolerances of rows at new points; `before` has the points before the last step."""
+    def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
+        """Return scales and tolerances of rows at new points; `before` has the points before the last step."""
         raise NotImplementedError
 
     def spectra(self, rows: Rows) -> Spectra:
@@ -346,8 +371,9 @@ class RowProblem:
         """Return where `matrix` is the whole Hessian, with which curvature is tested."""
         return torch.ones(len(rows), dtype=torch.bool, device=rows.ids.device)
 
-    def set_whole_hessians(self, rows: Rows, indices: Tensor | None = None) -> None:
-        """Replace the matrices of all rows, or of some, by the whole Hessians."""
+    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
+        """Return points with the whole Hessians as their matrices."""
+        return point
 
     # Rules for σ and the step norm.
 

@@ -1,7 +1,4 @@
-"""Estimators for scikit-learn: logistic regression and the nonconvex support vector machine.
-
-They minimise the finite sums of `sanc.problems` with `sanc.minimize`, and need scikit-learn ≥ 1.7.
-"""
+"""The estimators: logistic regression, also with a search for its penalty, and the nonconvex support vector machine."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ from sanc.minimisation import minimize
 from sanc.presets import PRESETS, with_matrices
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
-from sanc.strengths import Choice, HeldOutLoss, choose_strengths
+from sanc.sklearn.strengths import Choice, HeldOutLoss, choose_strengths
 from sanc.sums.linear import LinearSum, checked_weights
 
 _METHOD = with_matrices(PRESETS["robust"])

@@ -23,7 +23,7 @@ from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
 
 
 @dataclass(frozen=True, slots=True)
-class CorrectedSubspace(KrylovSubspace):
+class NetworkSubspace(KrylovSubspace):
     """The space of a dense Jacobian, with trial points x + s + a."""
 
     oracle: ResidualOracle | None = None
@@ -51,7 +51,7 @@ class CorrectedSubspace(KrylovSubspace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectedModel(JacobianModel):
+class NetworkModel(JacobianModel):
     """Minimises the model in the whole space, from the smaller Gram matrix of a stored Jacobian.
 
     The settings are those of `CubicModel`. If the Jacobian is not stored, or the model needs the whole Hessian, the
@@ -80,7 +80,7 @@ class CorrectedModel(JacobianModel):
         has_gradient = bool(np.linalg.norm(projections) > 0.0)
         limit = step_limit(self, here, product_norm(values, projections, has_gradient))
         step, limit = self.limited_step(here, krylov, spectrum, limit)
-        return CorrectedSubspace(self, krylov, here.oracle.hessian(here.x), spectrum, *limit, step, **corrected)
+        return NetworkSubspace(self, krylov, here.oracle.hessian(here.x), spectrum, *limit, step, **corrected)
 
 
 def _gradient(
