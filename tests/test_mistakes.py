@@ -459,8 +459,35 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("labels from 1 on", lambda: sanc.problems.Softmax(X.numpy(), Y.numpy() + 1), "up to 3 but no 0", "classes = 4"),
 ]
 
+
+
+def outside(part, call=False, **options):
+    """Make a step with a closure that uses a loss, outputs or hidden activations from before the step."""
+    model, opt = network(), None
+    opt = sanc.SANC(model.parameters(), seed=0, **options)
+    value, logits, hidden = loss(model), model(X), model[1](model[0](X))
+
+    def closure():
+        cross_entropy = nn.functional.cross_entropy
+        found = {"loss": value, "logits": cross_entropy(logits, Y), "hidden": cross_entropy(model[2](hidden), Y)}[part]
+        if call:
+            opt.zero_grad()
+            found.backward()
+        return found
+
+    opt.step(closure)
+
+
+STALE = [
+    ("a loss from before the step", lambda: outside("loss"), "closure uses a loss that was computed before the step",
+     "inside the closure"),
+    ("outputs from before the step", lambda: outside("logits", preset="paper"), "computed before the step"),
+    ("activations from before the step", lambda: outside("hidden"), "computed before the step"),
+    ("backward() of a loss from before the step", lambda: outside("loss", call=True), "computed before the step"),
+]
+
 # fmt: on
-MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS + HABITS
+MISTAKES = CONSTRUCTION + STEPS + DATA + STATES + FUNCTIONS + COMMANDS + HABITS + STALE
 
 
 @pytest.mark.parametrize(("make", "words"), [

@@ -747,3 +747,19 @@ def test_an_exception_in_a_step_without_closures_changes_nothing(monkeypatch):
     drive("gradients", model, opt, given[40:])
     drive("gradients", twin, other, given[40:])
     assert torch.equal(flat(model), flat(twin))
+
+
+def test_a_closure_may_keep_its_losses_and_use_graphs_of_other_modules():
+    """Only graphs of the parameters of this optimiser have to be new in every call."""
+    torch.manual_seed(0)
+    generator, critic = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    fake, kept = generator(torch.randn(8, 3)), []
+    opt = sanc.SANC(critic.parameters(), seed=0)
+
+    def closure():
+        kept.append(critic(fake).square().mean() + critic.weight.square().sum())
+        return kept[-1]
+
+    for _ in range(3):
+        opt.step(closure)
+    assert len(kept) > 3 and kept[-1] < kept[0]

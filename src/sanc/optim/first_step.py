@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import EvaluationMode
 from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import uncompiled
+from sanc.autograd.internals import nodes
 from sanc.autograd.leaves import Grads, Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
@@ -30,6 +32,12 @@ _SAME_LOSS_ABSOLUTE = 1e-6
 """The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
 _SAME_IN_LOW_PRECISION = 0.02
 """Relative difference for losses and gradients in bfloat16: five times its rounding error, 2⁻⁸ = 0.004."""
+
+
+_NOT_RECOMPUTED = (
+    "closure uses a loss that was computed before the step, or part of it was: it does not change with the parameters. "
+    "Compute the output of the model and the loss inside the closure, as in opt.step(lambda: loss(model(x), y))."
+)
 
 
 def check_callable(name: str, closure: object) -> None:
@@ -57,10 +65,21 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
     needs this evaluation also after a run was resumed.
     """
     with uncompiled():
-        value = oracle.evaluate(x, oracle.samples[0], graph=True)
+        returned = _ReturnedLosses()
+        sample = returned.recorded(oracle.samples[0])
+        value = oracle.evaluate(x, sample, graph=True)
         oracle.usual_module_calls = oracle.module_calls
         if first:
-            _check_repeatable(oracle, x, value)
+            inputs = returned.graph_inputs(oracle.leaves)
+            try:
+                second_value = oracle.evaluate(x, sample, graph=bool(inputs))
+            except RuntimeError as problem:
+                if "backward through the graph a second time" not in str(problem):
+                    raise
+                raise ArgumentError(_NOT_RECOMPUTED) from problem
+            _check_repeatable(value, second_value)
+            if inputs & returned.graph_nodes():
+                raise ArgumentError(_NOT_RECOMPUTED)
             oracle.check(lambda: _check_parts(oracle, x))
             if oracle.style == "backward":
                 oracle.check(lambda: _check_backward_value(oracle, x))
@@ -71,9 +90,47 @@ def _differ(a: float, b: float) -> bool:
     return not abs(a - b) <= SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
 
 
-def _check_repeatable(oracle: AutogradOracle, x: Tensor, value: float) -> None:
+class _ReturnedLosses:
+    """The loss that the last call of the closures of a sample returned, with its graph."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+
+    def recorded(self, sample: Sample) -> Sample:
+        """Return the sample with closures whose losses are kept; a `Batch` computes its loss in the call."""
+        if any(isinstance(closure, Batch) for _, closure in sample.parts):
+            return sample
+        return replace(sample, parts=[(weight, self._recording(closure)) for weight, closure in sample.parts])
+
+    def _recording(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            loss = closure()
+            self._losses = [loss] if isinstance(loss, Tensor) else []
+            return loss
+
+        return call
+
+    def graph_nodes(self) -> set[Any]:
+        """Return all nodes of the graph."""
+        return {node for loss in self._losses for node in nodes(loss.grad_fn)}
+
+    def graph_inputs(self, leaves: Leaves) -> set[Any]:
+        """Return the nodes whose inputs are leaves alone, and release the rest of the graph.
+
+        A call that computes the loss anew has other nodes. Those kept here have no activations behind them.
+        """
+        graph, found = self.graph_nodes(), set()
+        of_leaves = {get_gradient_edge(leaf).node for leaf in leaves.tensors} if graph else set()
+        for node in graph - of_leaves:
+            parents = {parent for parent, _ in node.next_functions if parent is not None}
+            if parents and parents <= of_leaves:
+                found.add(node)
+        self._losses = []
+        return found
+
+
+def _check_repeatable(value: float, second_value: float) -> None:
     """Raise an error if two calls of the closure differ, for example because each call draws a new batch."""
-    second_value = oracle.evaluate(x, oracle.samples[0])
     if math.isfinite(value) and _differ(value, second_value):
         raise ArgumentError(
             f"closure returned {value!r} and then {second_value!r} at the same parameters: fix the batch before the "
