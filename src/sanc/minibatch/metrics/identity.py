@@ -24,7 +24,7 @@ class Identity(Piece):
     """
 
     memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
-    refresh: int = setting(50, AT_LEAST_ONE)  # without effect: there is nothing to refresh
+    refresh: int = setting(50, AT_LEAST_ONE)  # ε follows the second moment
 
     def couples(self, shape: Shape) -> bool:
         """Never: M is a multiple of the identity."""
