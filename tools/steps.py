@@ -102,6 +102,7 @@ def fitted_rows(curve: Any, true: Any, data: Any, t: Any) -> tuple[str, list[int
 def runs() -> Iterator[tuple[str, Run]]:
     """Yield the runs by name."""
     import numpy as np
+    import scipy.optimize
     import torch
 
     import sanc
@@ -141,7 +142,8 @@ def runs() -> Iterator[tuple[str, Run]]:
     for problem in zoo.PROBLEMS:
         if problem.n <= 10:
             x0 = torch.from_numpy(problem.x0)
-            o = {"tol": problem.gtol, "max_iter": 300, "bounds": (x0 - 0.3 * (1.0 + x0.abs()), x0 + 0.4)}
+            box = scipy.optimize.Bounds(problem.x0 - 0.3 * (1.0 + abs(problem.x0)), problem.x0 + 0.4)
+            o = {"tol": problem.gtol, "max_iter": 300, "bounds": box}
             yield f"bounds/{problem.name}", lambda f=problem.fun, x0=x0, o=o: minimised(f, x0, **o)
     t = torch.linspace(0.1, 10.0, 60, dtype=torch.float64)
     models = {
