@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Floats, Vector
+from sanc.core.space import Floats, Space, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.eigenvalue_bounds import (
     CurvatureBound,
@@ -196,6 +196,15 @@ class Exploration:
         return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
 
 
+def _norm(space: Space, g: Vector) -> float:
+    """Return ‖g‖, also if the squares of its entries overflow or underflow."""
+    norm = space.norm(g)
+    if 0.0 < norm < math.inf:
+        return norm
+    largest = space.largest_entry(g)
+    return largest * space.norm(g / largest) if 0.0 < largest < math.inf else norm
+
+
 def explore(
     oracle: Oracle,
     x: Vector,
@@ -219,7 +228,7 @@ def explore(
     _, g = oracle.gradient(x)
     if space.dim == 0:  # with bounds, if no variable is free
         return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps_gradient, eps_curvature, 0), x)
-    common = {"grad_norm": space.norm(g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
+    common = {"grad_norm": _norm(space, g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
     needed = relative_error if thorough else None
     with monitored_lanczos(oracle, x, seed) as process:
         krylov = process.krylov
