@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,6 +36,15 @@ def nodes(root: Any) -> Iterator[Any]:
             visited.add(node)
             yield node
             stack.extend(parent for parent, _ in node.next_functions)
+
+
+def intermediate_entries(tensor: Tensor) -> int:
+    """Return the number of entries of all derivatives that a backward pass from a tensor computes; 0 if not known.
+
+    The shapes are in an undocumented attribute of the nodes.
+    """
+    shapes = (entry.shape for node in nodes(tensor.grad_fn) for entry in getattr(node, "_input_metadata", ()))
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _is_marked(backward: Any) -> bool:

@@ -29,6 +29,7 @@ class ParametricFunction(Protocol):
     def mixed_product(
         self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
     ) -> list[Tensor] | None: ...
+    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None: ...
 
 
 class ArgMin(torch.autograd.Function):
@@ -55,6 +56,7 @@ class ArgMin(torch.autograd.Function):
                 _gradient_of(problem, x, theta, needed), [theta[place] for place in needed], (-v,),
                 transformed=problem.transformed,
             )  # fmt: skip
+        problem.note_derivative(v, needed, products)
         grads: list[Any] = [None] * len(theta)
         for place, product in zip(needed, products, strict=True):
             grads[place] = product

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from torch.autograd import forward_ad
 
 from sanc.autograd.internals import nodes
 from sanc.core.bounded.bounds import Box
-from sanc.core.oracle import difference_step
+from sanc.core.oracle import Oracle, difference_step
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
-from sanc.implicit.derivatives import is_transformed
+from sanc.implicit.derivatives import gradient, is_transformed
 from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
-from sanc.implicit.minimum import DifferentiableMinimum, report_singular
-from sanc.implicit.mixed import find_missing_derivative
+from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvature_in_words, report_singular
+from sanc.implicit.mixed import examine_mixed
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.minimizing import minimize
@@ -66,6 +66,7 @@ class ImplicitProblem:
         self._chosen = [i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)]
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
+        self._solved: DifferentiableMinimum | None = None
         self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -96,7 +97,7 @@ class ImplicitProblem:
             self.solutions.append(Solution(result, result.certificate, _free_gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
-        if minimum.certificate.saddle:  # the short probe of the run has missed it
+        if minimum.certificate.saddle and minimum.solution.problem:  # the short probe of the run has missed it
             minimum = self._minimum(self._run(result.x, theta, certify=True), theta)
         minimum.check()
         self._check_parameters(minimum, theta)
@@ -108,8 +109,8 @@ class ImplicitProblem:
         if minimum.hvp == "finite-difference":
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
-        problem = find_missing_derivative(self.value, minimum.x, theta, names, self._chosen)
-        if problem:
+        minimum.mixed = examine_mixed(self.value, minimum.x, theta, names, self._chosen)
+        if problem := minimum.mixed.problem:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
             )
@@ -119,8 +120,11 @@ class ImplicitProblem:
         """Minimise; raise or warn if the run does not converge."""
         result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
         if not result.success:
+            x = self._flat(result.x)
+            certificate = certificate_at(self._oracle(result.x, theta), x, self._box, result, self._solve_options)
             report_singular(
-                f"the run did not converge. {result.message} ‖∇f‖ = {_free_gradient_norm(result):.2e}",
+                f"the run did not converge. {result.message} "
+                f"({curvature_in_words(certificate, _free_gradient_norm(result))})",
                 self._solve_options.on_singular,
                 'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
             )
@@ -128,11 +132,25 @@ class ImplicitProblem:
 
     def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum that a run found, with its curvature."""
+        known = result.certificate
+        return DifferentiableMinimum(
+            self._oracle(result.x, theta),
+            self._flat(result.x),
+            theta,
+            lambda x: gradient(self.value, x, theta, transformed=False),
+            self._box,
+            result,
+            math.inf if known is None else known.eps_gradient,
+            self._solve_options,
+        )
+
+    def _oracle(self, x: Any, theta: tuple[Tensor, ...]) -> Oracle:
+        """Return the oracle of f(·, θ), which has the point x."""
         oracle, _, _ = build_oracle(
-            self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
+            self._fun, x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
             hvp=self._options.get("hvp", "auto"),
         )  # fmt: skip
-        return DifferentiableMinimum(oracle, self._flat(result.x), theta, self._box, result, self._solve_options)
+        return oracle
 
     def _keep(self, minimum: DifferentiableMinimum) -> None:
         self._minima.append(minimum)
@@ -195,7 +213,17 @@ class ImplicitProblem:
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
             ) from problem
-        return self._minimum_at(x, theta).solve(u)
+        self._solved = self._minimum_at(x, theta)
+        return self._solved.solve(u)
+
+    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
+        """Report the error of the products with the parts of M, where `v` is the last solution.
+
+        Inside a transform of torch.func the numbers are not known.
+        """
+        if not self.transformed and not is_transformed([v, *products]):
+            assert self._solved is not None
+            self._solved.note_derivative(v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""
