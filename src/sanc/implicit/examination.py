@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError

@@ -29,6 +29,8 @@ _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
 _RESIDUAL_SHARE = 0.9
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
+_CHANGE_SHARE = 0.1
+"""Share of the change of H to which a round reduces the residual: the change along one step exceeds most others."""
 CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
 _RITZ_VECTOR_ENTRIES = 10_000_000
@@ -151,9 +153,9 @@ def known_space(explored: Exploration, space: Space) -> RitzSpace:
     chosen = _useful_pairs(values, np.abs(couplings), space.dim, space.eps * krylov.dim)
     if not len(chosen):
         return RitzSpace(np.empty(0))
-    rows: Any = torch.stack(krylov.combine(*spectrum.vectors[:, chosen].T))
+    vectors: list[Any] = krylov.combine(*spectrum.vectors[:, chosen].T)
     beyond = None if krylov.is_invariant else krylov.next_vector
-    return RitzSpace(values[chosen], rows, couplings[chosen], beyond)
+    return RitzSpace(values[chosen], torch.stack(vectors), couplings[chosen], beyond)
 
 
 def _useful_pairs(values: Floats, residuals: Floats, dim: int, rounding: float) -> Any:
@@ -191,8 +193,8 @@ def solve(
     """Solve H v = u to a relative error of `rtol`, given a lower bound of the eigenvalues.
 
     If `lower` is not positive, the residual norm becomes at most rtol·‖u‖, and the error is infinite. `change` is the
-    relative difference of H from the matrix that has the known Ritz pairs. One round cannot reduce the residual
-    further than to about this share. If it does not halve it, the next rounds are without the pairs.
+    relative difference of H from the matrix that has the known Ritz pairs, which limits how far one round reduces the
+    residual. If a round does not halve it, the next ones are without the pairs.
     """
     norm_u = space.norm(u)
     v, residual, products = torch.zeros_like(u), u, 0
@@ -206,7 +208,7 @@ def solve(
 
     for _ in range(_MAX_ROUNDS):
         room = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
-        least = change * residual_norm if known.dim else 0.0
+        least = _CHANGE_SHARE * change * residual_norm if known.dim else 0.0
         correction, spent = _correction(product, residual, space, known, room, needed, norm_v, least)
         improved = v + correction
         new_residual = u - product(improved)

@@ -26,7 +26,8 @@ from sanc.minimisation.objective import torch_modes
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
 _DEFAULT_RTOL = 1e-6
-"""Default bound on the relative error of a linear system. The error itself is usually a tenth of it or less."""
+"""Default bound on the relative error of a linear system that is solved by products, unless √eps is larger. The error
+itself is usually a tenth of it or less."""
 _BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
@@ -117,7 +118,9 @@ class DifferentiableMinimum:
     def solve(self, u: Tensor) -> Tensor:
         """Return v with H v = u; zero for variables at a bound."""
         examined, right = self._examined, self._compress(u.detach())
-        rtol = self.options.rtol or max(_DEFAULT_RTOL, math.sqrt(self.space.eps))
+        rtol = self.options.rtol or math.sqrt(self.space.eps)
+        if self.options.rtol is None and not examined.curvature.is_formed:
+            rtol = max(rtol, _DEFAULT_RTOL)
         with torch_modes(self._inner):
             try:
                 solution = solve_with(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ def examine_mixed(
         for first in range(min(len(chosen), _MOST_GROUPS)):
             group = chosen[first::_MOST_GROUPS]
             expected = float(sum((exact[index] * directions[index]).sum() for index in group))
-            differences = _Differences(lambda step, group=group: difference(group, step), u, expected)
+            differences = _Differences(partial(difference, group), u, expected)
             if differences.contradict:
                 listed = ", ".join(names[index] for index in group[:3]) + (", …" if len(group) > 3 else "")
                 mixed.problem = (

@@ -94,7 +94,7 @@ class ImplicitProblem:
             self._check_captured(theta)
         result = self._run(self._x0, theta, certify=not self._chosen)
         if not self._chosen:
-            self.solutions.append(Solution(result, result.certificate, _free_gradient_norm(result)))
+            self.solutions.append(Solution(result, result.certificate, self.gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
         if minimum.certificate.saddle and minimum.solution.problem:  # the short probe of the run has missed it
@@ -118,21 +118,41 @@ class ImplicitProblem:
 
     def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
         """Minimise; raise or warn if the run does not converge."""
-        result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+        result = self.minimise_from(x0, theta, certify=certify)
         if not result.success:
             x = self._flat(result.x)
             certificate = certificate_at(self._oracle(result.x, theta), x, self._box, result, self._solve_options)
             report_singular(
                 f"the run did not converge. {result.message} "
-                f"({curvature_in_words(certificate, _free_gradient_norm(result))})",
+                f"({curvature_in_words(certificate, self.gradient_norm(result))})",
                 self._solve_options.on_singular,
                 'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
             )
         return result
 
+    def minimise_from(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
+        """Return the result of a run."""
+        return minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+
+    def gradient_norm(self, result: Any) -> float:
+        """Return ‖∇f‖ of a result; with bounds the norm of its free entries."""
+        multipliers = result.get("multipliers")
+        if multipliers is None:
+            return _norm(result.jac)
+        pairs = zip(_leaves(result.jac), _leaves(multipliers), strict=True)
+        return _norm([gradient - multiplier for gradient, multiplier in pairs])
+
+    def gradient_tolerance(self, result: Any) -> float:
+        """Return the tolerance on ‖∇f‖ of the run; infinite if that is not known."""
+        return math.inf if result.certificate is None else float(result.certificate.eps_gradient)
+
+    @property
+    def hvp(self) -> Any:
+        """How Hessian products are computed, by the caller's choice."""
+        return self._options.get("hvp", "auto")
+
     def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum that a run found, with its curvature."""
-        known = result.certificate
         return DifferentiableMinimum(
             self._oracle(result.x, theta),
             self._flat(result.x),
@@ -140,16 +160,15 @@ class ImplicitProblem:
             lambda x: gradient(self.value, x, theta, transformed=False),
             self._box,
             result,
-            math.inf if known is None else known.eps_gradient,
+            self.gradient_tolerance(result),
             self._solve_options,
         )
 
     def _oracle(self, x: Any, theta: tuple[Tensor, ...]) -> Oracle:
         """Return the oracle of f(·, θ), which has the point x."""
         oracle, _, _ = build_oracle(
-            self._fun, x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
-            hvp=self._options.get("hvp", "auto"),
-        )  # fmt: skip
+            self._fun, x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),), hvp=self.hvp
+        )
         return oracle
 
     def _keep(self, minimum: DifferentiableMinimum) -> None:
@@ -305,15 +324,6 @@ def _is_differentiated(tensor: Tensor) -> bool:
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-
-
-def _free_gradient_norm(result: Any) -> float:
-    """Return ‖∇f‖ of a result; with bounds the norm of its free entries."""
-    multipliers = result.get("multipliers")
-    if multipliers is None:
-        return _norm(result.jac)
-    pairs = zip(_leaves(result.jac), _leaves(multipliers), strict=True)
-    return _norm([gradient - multiplier for gradient, multiplier in pairs])
 
 
 def _leaves(v: Any) -> list[Any]:
