@@ -14,7 +14,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
 
-_FIRST_STEP_EXPONENT, _STEP_RATIO, _MOST_STEPS = 0.25, 8.0, 4
+_FIRST_STEP_EXPONENT, _STEP_RATIO, _MOST_DIFFERENCES = 0.25, 8.0, 4
 """The first step relative to x is eps^(1/4), 1e-4 in float64, and each further one an eighth. Usually one suffices."""
 _SAME_RATE = 0.01
 """Relative difference of rates of change of an entry of ∇f that count as equal. A kink that is smaller changes the
@@ -55,7 +55,7 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
         g = space.tensor(oracle.gradient(x)[1])
         suspects: Any = None
         compared, last = 0, torch.zeros_like(g)
-        for step in (first_step / _STEP_RATIO**exponent for exponent in range(_MOST_STEPS)):
+        for step in (first_step / _STEP_RATIO**exponent for exponent in range(_MOST_DIFFERENCES)):
             if _ROUNDING * space.eps / step > _LARGEST_ROUNDING:
                 break
             sides = [space.tensor(oracle.gradient(space.vector(point + h * direction))[1]) for h in (step, -step)]

@@ -6,6 +6,7 @@ Each command imports slow modules such as torch itself, so that ``--help`` is fa
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -325,9 +326,8 @@ def diagnose(
     if plot is not None:
         found.plot().savefig(plot)
     if numbers is not None:
-        numbers.write_text(
-            json.dumps({name: value if value == value else None for name, value in found.as_dict().items()})
-        )
+        finite = {name: value if math.isfinite(value) else None for name, value in found.as_dict().items()}
+        numbers.write_text(json.dumps(finite, allow_nan=False))
 
 
 @app.command()
