@@ -65,7 +65,16 @@ import torch
 import sanc
 from benchmarks import fits, unseen
 from benchmarks.common import Counted, Floats, StopRun, draw_profile, geometric_mean, median, zoo
-from benchmarks.reporting import command, machine, read_runs, table_of_failures, table_of_methods, write_results
+from benchmarks.reporting import (
+    command,
+    machine,
+    markdown_table,
+    number,
+    read_runs,
+    table_of_failures,
+    table_of_methods,
+    write_results,
+)
 
 NEWTON = ("trust-krylov", "trust-ncg", "trust-exact", "Newton-CG", "galahad-arc")
 FIRST_ORDER = ("L-BFGS-B", "BFGS")
@@ -343,6 +352,10 @@ def legend(rows: Sequence[dict[str, Any]], problems: int, saddles: int) -> str:
     )
 
 
+WORK_LIMITS = (300, 1000, 2000)
+"""Limits on values, gradients and products together: the last is what 1000 iterations take at least."""
+
+
 def report(runs: Sequence[dict[str, Any]]) -> str:
     """Return the tables of all sets of problems."""
     texts = []
@@ -352,7 +365,29 @@ def report(runs: Sequence[dict[str, Any]]) -> str:
         rows = summary(mine, stuck)
         problems, starts = (len({run["problem"] for run in some}) for some in (mine, stuck))
         texts += [name, table_of(rows), legend(rows, problems, starts), table_of_failures(mine)]
-    return "\n\n".join(texts)
+    return "\n\n".join([*texts, "The same limit of evaluations", table_within_limits(runs)])
+
+
+def evaluations(run: dict[str, Any]) -> int:
+    """Return the values, gradients and products of a run, with those of its certificate."""
+    return int(sum(run[kind] for kind in ("nfev", "njev", "products", "certificate")))
+
+
+def table_within_limits(runs: Sequence[dict[str, Any]]) -> str:
+    """Return how many problems each method solves within the same evaluations.
+
+    The limit of 1000 iterations stopped no run earlier, since an iteration takes at least one value and one gradient.
+    """
+    sets = [name for name in SETS if any(run["set"] == name for run in runs) and name != "scaled"]
+    methods = list(dict.fromkeys(run["method"] for run in runs if run["set"] == "zoo"))
+    lines = []
+    for name in sets:
+        for limit in WORK_LIMITS:
+            found = [run for run in runs if run["set"] == name]
+            solved = Counter(run["method"] for run in found if run["solved"] and evaluations(run) <= limit)
+            made = {run["method"] for run in found}
+            lines.append([name, number(limit, ".0f"), *(str(solved[m]) if m in made else "–" for m in methods)])
+    return markdown_table(["set", "evaluations", *methods], lines, left=1)
 
 
 class Stuck(NamedTuple):

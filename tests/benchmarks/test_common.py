@@ -140,3 +140,15 @@ def test_rows_of_the_ablation():
     assert (logistic["calls"], logistic["sigma"]) == (0.7, 3.0) and math.isclose(logistic["gap"], 0.2)
     assert (mlp["evaluations"], mlp["loss"], mlp["worst"]) == (math.inf, 1.0, 1.5)
     assert ablation.report(runs).count("∞") == 1
+
+
+def test_problems_solved_within_a_limit_of_evaluations_count_all_of_them():
+    def run(method, work, solved=True):
+        return {"set": "zoo", "problem": "P", "n": 9, "method": method, "solved": solved, "nfev": work, "njev": 10,
+                "products": 20, "certificate": 5}  # fmt: skip
+
+    runs = [run("sanc", 265), run("sanc", 266), run("BFGS", 1965), run("BFGS", 10, solved=False)]
+    assert deterministic.evaluations(runs[0]) == 300
+    lines = [line.split("|")[2:-1] for line in deterministic.table_within_limits(runs).splitlines()[2:]]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert cells == [["300", "1", "0"], ["1000", "2", "0"], ["2000", "2", "1"]]
