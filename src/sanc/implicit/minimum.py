@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +104,19 @@ class DifferentiableMinimum:
         same = x.shape == self.x.shape and torch.equal(x, self.x)
         return same and all(a is b or torch.equal(a, b) for a, b in zip(theta, self.theta, strict=True))
 
+    @property
+    def inverse(self) -> Callable[[Tensor], Tensor] | None:
+        """The product with H⁻¹ if all eigenpairs are known; None otherwise, and if some eigenvalues count as zero."""
+        known = self._examined.curvature.eigenpairs
+        if known is None or known.dim < self.space.dim or self.options.pinv:
+            return None
+
+        def product(w: Tensor) -> Tensor:
+            inside, rest = known.eliminate(self._compress(w))
+            return self._extend(known.combine(known.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x))
+
+        return product
+
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
         problem = self.solution.problem
@@ -148,15 +161,19 @@ class DifferentiableMinimum:
     def note_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
         """Add the error of Mᵀv to the report, where `products` are its parts for the parameters with these indices.
 
-        With an error δ of v it is at most ‖M‖ δ.
+        With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
         norm_v, sizes = _norm(v), [_norm(product) for product in products]
-        if norm_v > 0.0:
-            for index, size in zip(indices, sizes, strict=True):
-                self.mixed.note(index, size / norm_v)
+        for index, size in zip(indices, sizes, strict=True):
+            self.mixed.norms.note(index, size, norm_v)
         size = math.hypot(*sizes)
-        last = self.solution.derivatives[-1]
-        absolute = self.mixed.norm(indices) * norm_v * last.solution_error if norm_v > 0.0 else 0.0
+        last, absolute = self.solution.derivatives[-1], 0.0
+        if norm_v > 0.0:
+            norm_m = self.mixed.norms.together(indices)
+            x_error = norm_m * norm_v * self._examined.x_error
+            absolute = min(
+                norm_m * norm_v * last.solution_error, self.mixed.responses.together(indices) * last.residual + x_error
+            )
         relative = absolute / size if size > 0.0 else math.inf if absolute > 0.0 else 0.0
         self.solution.derivatives[-1] = replace(last, error=relative, absolute_error=absolute)
 

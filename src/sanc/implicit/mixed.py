@@ -33,27 +33,40 @@ class MixedDerivative:
     ----------
     problem : str
         Which parameter f reads without its graph; empty if none.
-    norms : dict
-        Estimates of ‖M_j‖ of each parameter, by its index: the largest ‖M_jᵀv‖/‖v‖ and ‖M_j d‖/‖d‖ seen so far.
+    norms, responses : Norms
+        Estimates of ‖M_j‖ and ‖H⁻¹M_j‖ for the part M_j of each parameter; without entries where none were made.
     """
 
     problem: str = ""
-    norms: dict[int, float] = field(default_factory=dict)
+    norms: Norms = field(default_factory=lambda: Norms())
+    responses: Norms = field(default_factory=lambda: Norms())
 
-    def note(self, index: int, ratio: float) -> None:
-        """Note how a parameter's part of M has stretched a vector."""
-        if math.isfinite(ratio):
-            self.norms[index] = max(self.norms.get(index, 0.0), ratio)
 
-    def norm(self, indices: Sequence[int]) -> float:
-        """Return the estimate of ‖M‖ for some of the parameters."""
-        return math.hypot(*(self.norms.get(index, 0.0) for index in indices))
+class Norms:
+    """Estimates of the norms of matrices A_j: the largest ‖A_jᵀv‖/‖v‖ and ‖A_j d‖/‖d‖ that were seen."""
+
+    def __init__(self) -> None:
+        self._largest: dict[int, float] = {}
+
+    def note(self, index: int, stretched: float, size: float) -> None:
+        """Note the norms of A_jᵀv and v, or of A_j d and d."""
+        if size > 0.0 and math.isfinite(stretched / size):
+            self._largest[index] = max(self._largest.get(index, 0.0), stretched / size)
+
+    def together(self, indices: Sequence[int]) -> float:
+        """Return the estimate for some of the matrices side by side; infinite without one of theirs."""
+        return math.hypot(*(self._largest.get(index, math.inf) for index in indices))
 
 
 def examine_mixed(
-    value: Callable[..., Tensor], x: Tensor, theta: Sequence[Tensor], names: Sequence[str], chosen: Sequence[int]
+    value: Callable[..., Tensor],
+    x: Tensor,
+    theta: Sequence[Tensor],
+    names: Sequence[str],
+    chosen: Sequence[int],
+    inverse: Callable[[Tensor], Tensor] | None,
 ) -> MixedDerivative:
-    """Compare M with differences of ∇_x f along random directions, and estimate its norm.
+    """Compare M with differences of ∇_x f along random directions, and estimate its norm and that of H⁻¹M.
 
     Parameters
     ----------
@@ -63,6 +76,8 @@ def examine_mixed(
         The point and the parameters, without graphs.
     names, chosen : sequence
         The names of all parameters, and the indices of those that are differentiated.
+    inverse : callable or None
+        The product with H⁻¹, if it costs little.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -83,11 +98,14 @@ def examine_mixed(
         return gradient(value, x, others, transformed=False)
 
     def products(v: Tensor) -> dict[int, Tensor]:
-        """Return Mᵀv by parameter, and note its size."""
+        """Return Mᵀv by parameter."""
         parts = pull_back(gradient_of, [theta[index] for index in chosen], (v,), transformed=False)
-        for index, part in zip(chosen, parts, strict=True):
-            mixed.note(index, _norm(part) / _norm(v))
         return dict(zip(chosen, parts, strict=True))
+
+    def note(norms: Norms, w: Tensor, v: Tensor) -> None:
+        """Note the sizes of Mᵀv for v = w or v = H⁻¹w."""
+        for index, part in products(v).items():
+            norms.note(index, _norm(part), _norm(w))
 
     def difference(group: Sequence[int], step: float) -> Tensor:
         """Return M d for the directions of a group by a central difference."""
@@ -101,6 +119,8 @@ def examine_mixed(
     mixed = MixedDerivative()
     with torch.no_grad():
         exact = products(u)
+        for index, part in exact.items():
+            mixed.norms.note(index, _norm(part), _norm(u))
         image = torch.zeros_like(x)
         for first in range(min(len(chosen), _MOST_GROUPS)):
             group = chosen[first::_MOST_GROUPS]
@@ -117,10 +137,13 @@ def examine_mixed(
             if differences.first is not None:
                 size = math.hypot(*(_norm(directions[index]) for index in group))
                 for index in group:
-                    mixed.note(index, _norm(differences.first) / size if size > 0.0 else 0.0)
+                    mixed.norms.note(index, _norm(differences.first), size)
                 image += differences.first
         if bool(image.any()):
-            products(image)  # a step of the power method: M has stretched `image` already
+            note(mixed.norms, image, image)  # a step of the power method: M has stretched `image` already
+            if inverse is not None:
+                response = inverse(image)
+                note(mixed.responses, response, inverse(response))
     return mixed
 
 

@@ -109,7 +109,7 @@ class ImplicitProblem:
         if minimum.hvp == "finite-difference":
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
-        minimum.mixed = examine_mixed(self.value, minimum.x, theta, names, self._chosen)
+        minimum.mixed = examine_mixed(self.value, minimum.x, theta, names, self._chosen, minimum.inverse)
         if problem := minimum.mixed.problem:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'

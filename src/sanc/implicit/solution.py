@@ -22,7 +22,8 @@ class Derivative:
     error : float
         Estimate of the relative error of the derivative: `absolute_error` over its norm.
     absolute_error : float
-        Estimate of the error of the derivative: ‖M‖ ‖v‖ `solution_error`, with ‖M‖ estimated by products.
+        Estimate of the error of the derivative: ‖M‖ ‖v‖ `solution_error`, with ‖M‖ estimated by products. If the
+        Hessian was formed, ‖H⁻¹M‖ `residual` with the effect of the remaining gradient, if that is less.
     solution_error : float
         Estimate of the relative error of v: the bound ‖u − Hv‖ / (λ ‖v‖) with the lower bound λ of λ_min, the error of
         differenced products, and the effect of the remaining gradient. Infinite if λ_min is not bounded away from zero.
