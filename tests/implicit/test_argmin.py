@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import func
+from torch.utils.checkpoint import checkpoint
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
@@ -151,6 +152,13 @@ def test_several_backward_passes_and_accumulated_gradients():
         entry.backward(retain_graph=True)
     assert torch.allclose(t.grad, torch.autograd.functional.jacobian(ridge_minimum, THETA).sum(0), rtol=1e-9)
     assert len(solution.derivatives) == 3
+
+
+def test_checkpoints_compute_the_minimum_again():
+    t = torch.tensor([0.3, -0.2, 0.1], dtype=D)
+    a, b = t.clone().requires_grad_(), t.clone().requires_grad_()
+    found = checkpoint(lambda t: ridge_argmin(t).sin(), a, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(found.sum(), a)[0], torch.autograd.grad(ridge_argmin(b).sin().sum(), b)[0])
 
 
 def test_the_graph_holds_no_memory_afterwards():

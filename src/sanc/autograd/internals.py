@@ -75,3 +75,16 @@ def forward_mode_enabled() -> AbstractContextManager[Any]:
     """
     setter = getattr(forward_ad, "_set_fwd_grad_enabled", None)
     return nullcontext() if setter is None else setter(True)
+
+
+def without_saving_hooks() -> AbstractContextManager[Any]:
+    """Return a context in which hooks that are active, such as those of checkpointing, leave saved tensors alone.
+
+    Checkpointing replaces the tensors that graphs save, and computes them again once. Graphs that a function makes and
+    differentiates itself need theirs at once. Without the undocumented test for hooks nothing is changed; without
+    active ones no hooks are set, because each of them is called for every tensor.
+    """
+    active = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if active is None or active(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

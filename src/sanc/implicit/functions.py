@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sanc.autograd.internals import forward_mode_enabled
+from sanc.autograd.internals import forward_mode_enabled, without_saving_hooks
 from sanc.implicit.derivatives import gradient, pull_back, push_forward
 
 
@@ -37,7 +37,8 @@ class ArgMin(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: ParametricFunction, *theta: Tensor) -> Tensor:
-        return problem.minimise(theta)
+        with without_saving_hooks():
+            return problem.minimise(theta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -88,7 +89,8 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: ParametricFunction, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
-        return problem.solve(u, x, theta)
+        with without_saving_hooks():
+            return problem.solve(u, x, theta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
