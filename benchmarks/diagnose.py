@@ -8,8 +8,8 @@ less than a thousand parameters). Errors are relative to the spectral norm; the 
 the number of products after which plain Lanczos, which knows no bound of its error, has both ends within 2 %.
 
 Two other packages compute eigenvalues of the same Hessians, if they are installed. `fast_lanczos` of curvlinops makes
-as many Lanczos iterations as it is told, and knows no error. It is given the fewest with which the errors of both ends
-against the reference are at most those of `diagnose`, the median of STARTS starts: products at equal accuracy.
+a given number of Lanczos iterations, and has no error bound. Its column has the fewest with which the errors of both
+ends against the reference are at most those of `diagnose`, the median of STARTS starts: products at equal accuracy.
 `approximate_boundaries` of curvlinops finds both ends by Lanczos with restarts (ARPACK). `eigenvalues` of PyHessian
 finds the one of largest magnitude by power iterations. These two run with their defaults, and stop at MOST_PRODUCTS.
 
