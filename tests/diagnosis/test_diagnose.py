@@ -264,8 +264,11 @@ def test_limits():
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, starts=1)
     assert report.products == 3 and not report.complete and "bounds limited by" in str(report)
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_time=1e-9)
-    assert report.products == 1 and not report.complete
+    assert report.products == 1 and report.limit == "products or time"
     assert all(len(losses) == 0 for _, losses in report.profiles.values()) and math.isnan(report.gradient_decrease)
+    wide = network(width=100_000, dtype=torch.float32)  # roundoff would limit it, too
+    report = sanc.diagnose(wide, nn.CrossEntropyLoss(), batches(2, dtype=torch.float32), max_products=1, starts=1)
+    assert report.limit == "products or time" and "up to roundoff" not in str(report)
     short = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=1, starts=1)
     assert short.lambda_max_bound > 10 * short.lambda_max
     assert abs(short.gradient_decrease) < 1.01 * short.grad_norm**2 / short.lambda_max_bound  # a short step
@@ -369,6 +372,46 @@ def test_a_loss_without_second_derivatives_uses_differences():
     exact = sanc.diagnose(model, lambda model, batch: (model(batch[0]) ** 2).sum() / len(batch[0]), data[:2], starts=1)
     assert report.hvp == "finite-difference" and report.lambda_max == pytest.approx(exact.lambda_max, rel=1e-4)
     assert "finite-difference" in str(report)
+
+
+class Wrong(torch.autograd.Function):
+    """x₀ x₁ with a Hessian that lacks one of its two entries, as of a fused operator with an error."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x[0] * x[1]
+
+    @staticmethod
+    def backward(ctx, u):
+        (x,) = ctx.saved_tensors
+        return u * torch.stack([x[1].detach(), x[0]])
+
+
+def test_asymmetric_products_are_replaced_by_differences():
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 2).to(D), batches(2)
+    data = [(x[:, :4], y) for x, y in data]
+
+    def loss(model, batch):
+        out = model(batch[0])
+        return (out**2).mean() + 3 * Wrong.apply(out.mean(0))
+
+    with pytest.warns(RuntimeWarning, match="not symmetric.*differences of gradients"):
+        report = sanc.diagnose(model, loss, data, starts=1)
+    right = sanc.diagnose(model, lambda m, b: (m(b[0]) ** 2).mean() + 3 * m(b[0]).mean(0).prod(), data, starts=1)
+    assert report.hvp == "finite-difference" and report.lambda_max_bound < math.inf
+    assert report.lambda_min == pytest.approx(right.lambda_min, rel=1e-4)
+    assert report.lambda_max == pytest.approx(right.lambda_max, rel=1e-4)
+    assert report.products > right.products + 4  # those of the first attempt, too
+    with pytest.raises(sanc.SecondDerivativeError, match=r"not symmetric.*hvp=\"finite-difference\""):
+        sanc.diagnose(model, loss, data, starts=1, hvp="double-backward")
+
+
+def test_a_linear_loss_has_no_curvature():
+    report = sanc.diagnose(network().to(D)[0], lambda model, batch: model(batch[0]).mean(), batches())
+    assert report.lambda_max == report.lambda_max_bound == report.effective_dimension_error == 0.0
+    assert "steps of any length" in str(report) and "nan" not in str(report)
 
 
 def test_a_function_of_torch_is_a_criterion():

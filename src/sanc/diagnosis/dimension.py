@@ -122,7 +122,7 @@ def measure_dimension(
     first = np.abs(eigenvalues).sum() + rest * np.array([rule.first for rule in rules])
     second = (eigenvalues**2).sum() + rest * np.array([rule.second for rule in rules])
     if not second.mean() > 0.0:
-        return Dimension(0.0, math.nan, False, *density, products)
+        return Dimension(0.0, 0.0, False, *density, products)
     ratio = float(first.mean() ** 2 / second.mean())
     # Few starts may all miss an eigenvalue that another Ritz value shows, and then they agree too well.
     missed = np.delete(extremes.values, indices)

@@ -32,6 +32,7 @@ from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     NonFiniteError,
+    SecondDerivativeError,
     is_number,
     one_of,
     require,
@@ -109,7 +110,8 @@ def diagnose(
     seed : int
         Seed of the start vectors and of random numbers in the network, such as dropout masks.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
-        How Hessian products are computed, as in `minimize`.
+        How Hessian products are computed, as in `minimize`. "auto" uses differences of gradients, with a warning, if an
+        operator has no second derivatives, and if products are not symmetric because one has wrong ones.
     lanczos : {"auto", "store", "regenerate"}
         "store" keeps all Lanczos vectors. "regenerate" keeps three and computes almost all products twice. "auto" keeps
         them up to 33 million parameters.
@@ -205,6 +207,12 @@ def diagnose(
             oracle.unbind()
 
 
+_ASYMMETRIC = (
+    "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
+    'hvp="finite-difference", which needs first derivatives only.'
+)
+
+
 class _Measurement:
     """Measurements at the parameters x of a network.
 
@@ -275,19 +283,26 @@ class _Measurement:
             if progress:
                 print(f"\r{products} Hessian products", end="", file=sys.stderr, flush=True)
 
+        find = partial(
+            find_extremes,
+            self.oracle,
+            self.x,
+            relative_error=relative_error,
+            confidence=confidence,
+            max_products=max_products,
+            seed=seed,
+            store=self.keeps_basis,
+            rough=rough,
+            time_is_up=time_is_up,
+            report=show,
+        )
         try:
-            self.extremes: Extremes = find_extremes(
-                self.oracle,
-                self.x,
-                relative_error=relative_error,
-                confidence=confidence,
-                max_products=max_products,
-                seed=seed,
-                store=self.keeps_basis,
-                rough=rough,
-                time_is_up=time_is_up,
-                report=show,
-            )
+            self.extremes: Extremes = find()
+            wasted = 0
+            if self.extremes.ritz_error == math.inf and self.oracle.hvp != "finite-difference":
+                self.oracle.fall_back(SecondDerivativeError(_ASYMMETRIC))
+                self.extremes.operator.release()
+                wasted, self.extremes = self.extremes.products, find()
             known = converged_pairs(self.extremes, self.oracle.space.dim, keeps_basis=self.keeps_basis)
             others = [k for k in known if 0 < k < len(self.extremes.values) - 1]
             self.leftmost, self.rightmost, *vectors = self.extremes.vectors(others)
@@ -308,7 +323,7 @@ class _Measurement:
         finally:
             if progress:
                 print(file=sys.stderr)
-        self.products = self.extremes.products + self.dimension.products
+        self.products = wasted + self.extremes.products + self.dimension.products
         if not self.keeps_basis:
             self.products += self.extremes.krylov.dim - 1  # of the second pass
 

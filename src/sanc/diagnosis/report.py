@@ -167,6 +167,8 @@ class Report:
     @property
     def _learning_rate(self) -> str:
         """The range of stable learning rates in words."""
+        if self.lambda_max_bound <= 0.0:
+            return "gradient steps of any length lower a quadratic model"
         if self.limit == "roundoff":  # the bound is far from λ_max, whose Ritz value has a small residual
             return f"plain gradient steps need lr < {self.max_lr:.3g}, up to roundoff"
         return f"plain gradient steps need lr < {self.safe_lr:.3g}"

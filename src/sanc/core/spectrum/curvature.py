@@ -253,7 +253,7 @@ class Extremes:
     lower_bound, upper_bound : float
         λ_min ≥ `lower_bound` and λ_max ≤ `upper_bound`, both with probability `confidence` over the start vector.
     ritz_error : float
-        Error of the Ritz values.
+        Error of the Ritz values; infinite if the products are asymmetric beyond their errors.
     confidence : float
         The probability; 1 if the Krylov space is the whole space.
     products : int
@@ -345,7 +345,8 @@ def find_extremes(
                 for end in loose
             )
             residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
-            if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
+            is_limited = at_roundoff and not is_tight and max(residuals) <= relative_error * norm
+            if must_stop or is_tight or is_limited:
                 break
     values = bound.spectrum.values
     return Extremes(
@@ -356,7 +357,7 @@ def find_extremes(
         ritz_error=process.unscaled(bound.product_error),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim + rough + min(measured, krylov.dim),
-        limited_by_roundoff=at_roundoff and not is_tight,
+        limited_by_roundoff=is_limited,
         values=values / process.product_scale,
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,
