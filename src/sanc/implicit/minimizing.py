@@ -111,7 +111,7 @@ def argmin(
         valley move along its normal. Eigenvalues below √eps ‖H‖ count as zero. It still raises in all other cases, and
         at negative curvature.
     rtol : float, optional
-        Relative error of the linear systems, by their bound. By default 1e-6 in float64 and 3.5e-4 in float32; if all
+        Relative error of the linear systems, by their bound. By default 3e-7 in float64 and 3.5e-4 in float32; if all
         eigenpairs of the Hessian are known, √eps.
     confidence : float
         Probability with which the lower bound of λ_min holds.

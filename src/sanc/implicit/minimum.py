@@ -25,9 +25,8 @@ from sanc.minimisation.objective import torch_modes
 
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
-_DEFAULT_RTOL = 1e-6
-"""Default bound on the relative error of a linear system that is solved by products, unless √eps is larger. The error
-itself is usually a tenth of it or less."""
+_DEFAULT_RTOL = 3e-7
+"""Default bound on the relative error of a linear system that is solved by products, unless √eps is larger."""
 _BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
