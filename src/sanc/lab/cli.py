@@ -6,6 +6,7 @@ Each command imports slow modules such as torch itself, so that ``--help`` is fa
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -303,7 +304,9 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
 def diagnose(
     module: Annotated[Path, typer.Argument(help="A file of torch.save(model, path). Loading it executes its code.")],
     data: Annotated[Path, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")],
-    batch: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a batch; by default 256, or fewer for eight batches.")
+    ] = None,
     label: Label = None,
     max_products: Annotated[int | None, typer.Option(min=1, help="Limit on Hessian products of the bounds.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Limit on seconds.")] = None,
@@ -325,9 +328,8 @@ def diagnose(
     if plot is not None:
         found.plot().savefig(plot)
     if numbers is not None:
-        numbers.write_text(
-            json.dumps({name: value if value == value else None for name, value in found.as_dict().items()})
-        )
+        finite = {name: value if math.isfinite(value) else None for name, value in found.as_dict().items()}
+        numbers.write_text(json.dumps(finite, allow_nan=False))
 
 
 @app.command()
