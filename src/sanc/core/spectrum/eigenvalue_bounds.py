@@ -36,7 +36,7 @@ _SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
-"""Products are scaled if the exponent of their largest entry reaches ±500; otherwise squares are in the range of float64."""
+"""Products are scaled if the exponent of their largest entry reaches ±500; otherwise squares do not overflow."""
 _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 _FIRST_BOUND_DIM = 4
