@@ -227,6 +227,44 @@ def test_parameters_that_leave_and_join(tally):
     tally("parameters that leave and join", cases, failures)
 
 
+def test_parameters_that_are_frozen_in_turns(tally):
+    """Biases or a layer train in every second or third step: the end is no worse than with AdamW."""
+    cases, failures = 0, []
+    for parts in ("biases", "layer"):
+        for period in (2, 3, 7):
+
+            def change(k, model, parts=parts, period=period):
+                chosen = (model[0].bias, model[2].bias) if parts == "biases" else tuple(model[0].parameters())
+                for p in chosen:
+                    p.requires_grad_((k + 1) % period == 0)
+
+            limit = trained("adamw", 0, 400, change=change)
+            for style in STYLES:
+                end = trained(style, 0, 400, change=change)
+                cases += 1
+                failures += [] if end < 1.05 * limit else [(style, parts, period, end, limit)]
+    tally("parameters that are frozen in turns", cases, failures)
+
+
+def test_outliers_at_regular_intervals(tally):
+    """One target of every third to thirtieth batch is many times too large: the end is no worse than with AdamW."""
+    cases, failures = 0, []
+    for interval in (3, 5, 10, 30):
+        for factor in (1e3, 1e6, 1e8):
+
+            def corrupt(k, a, b, interval=interval, factor=factor):
+                if k % interval == interval - 1:
+                    b[0] *= factor
+                return a, b
+
+            limit = trained("adamw", 0, 500, corrupt=corrupt)
+            for style in STYLES:
+                end = trained(style, 0, 500, corrupt=corrupt)
+                cases += 1
+                failures += [] if end < 1.05 * limit else [(style, interval, factor, end, limit)]
+    tally("outliers at regular intervals", cases, failures)
+
+
 @pytest.mark.parametrize("kind", [sanc.SANC, sanc.SCR])
 def test_outlier_batches(kind, tally):
     """The targets or inputs of one batch, early or late, are many times too large."""
