@@ -79,6 +79,9 @@ _MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
 
+_NOT_OPTIONS = {"name", "exact"}
+"""Settings of a `Method` that are no options: the member of the family has them."""
+
 
 def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Unpack[MinimizeOptions]) -> Method:
     """Return a member of the family with all its settings.
@@ -169,7 +172,7 @@ def _with_checked_options(method: Method, options: Mapping[str, Any], other_name
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
     if method.minibatch is None:
         _reject_minibatch_options(method, options)
-    for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
+    for name in sorted(options.keys() - (_setting_names(method) - _NOT_OPTIONS)):
         raise _unknown_option_error(method, name, options[name], other_names)
     for name in options:
         _reject_ambiguous(method, name, options[name])
@@ -246,7 +249,7 @@ def _setting_names(piece: Any) -> set[str]:
 def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
     composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
-    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed))
+    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed)) - _NOT_OPTIONS
     pieces = [piece for _, piece in _pieces_in("method", method)]
     places = {item.name: getattr(piece, item.name) for piece in pieces for item in fields(piece)}
     for place, piece in (owner for other in composed for owner in _owners(other, name) if owner[0] in places):

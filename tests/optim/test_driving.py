@@ -577,10 +577,12 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.parametrize(("factors", "warned_at"), [
     ([0.0004, 0.001, 0.001, 0.0008, 0.0001], 4), ([0.25] * 6, 5), ([0.001, 0.1, 0.3, 0.6, 0.1, 0.1], None),
-    ([1.0, 0.1, 0.01], None),
-], ids=["one cycle", "constant", "warm-up", "decay"])  # fmt: skip
+    ([1.0, 0.1, 0.01], None), ([0.001] * 5, 4), ([0.001, 0.01, 0.01, 0.01, 0.6], None), ([0.3] * 4 + [0.6], None),
+], ids=["one cycle", "constant", "warm-up", "decay", "constant of Adam", "stairs", "high stairs"])  # fmt: skip
 def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, style, monkeypatch, recwarn):
+    """Constant rates of Adam are detected before the end of the longest warm-up, unless the rate rises before."""
     monkeypatch.setattr(optimizers, "_LONGEST_WARM_UP", 5)
+    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     warned = []

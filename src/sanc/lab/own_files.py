@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +28,7 @@ import numpy as np
 
 from sanc.errors import shown
 from sanc.lab.datasets import Loaded
-from sanc.lab.readers import DataError
+from sanc.lab.readers import OPENERS, DataError
 
 SUFFIXES = (".svm", ".libsvm", ".svmlight", ".txt", ".csv", ".npz")
 """Suffixes of data files; .bz2 or .gz may follow the suffixes of LIBSVM."""
@@ -137,8 +139,24 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
     try:
         X, y = load_svmlight_file(str(path))
     except (ValueError, OSError, EOFError, OverflowError) as problem:
-        raise DataError(f"{path} is not a LIBSVM file ({problem}): write `label index:value …` lines.") from None
+        place = f"{path}{_faulty_line(path) if isinstance(problem, ValueError) else ''}"
+        raise DataError(f"{place} is not a LIBSVM file ({problem}): write `label index:value …` lines.") from None
     return X, y
+
+
+def _faulty_line(path: Path) -> str:
+    """Return which line of a LIBSVM file cannot be read by itself; empty if each of them can."""
+    from sklearn.datasets import load_svmlight_file
+
+    with OPENERS.get(path.suffix, open)(path, "rb") as file, suppress(OSError, EOFError):
+        for number, line in enumerate(file, 1):
+            if not line.split(b"#")[0].strip():
+                continue
+            try:
+                load_svmlight_file(io.BytesIO(line))
+            except ValueError:
+                return f", line {number},"
+    return ""
 
 
 def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:

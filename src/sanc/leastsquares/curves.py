@@ -17,11 +17,21 @@ from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
 from sanc.core.space import Floats
-from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, require_bool, shown, warn
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotConvergedError,
+    call_problem,
+    first_line,
+    require,
+    require_bool,
+    shown,
+    warn,
+)
 from sanc.leastsquares.fitting import least_squares
-from sanc.leastsquares.row_fits import checked_data, fit_rows
+from sanc.leastsquares.row_fits import checked_data, fit_rows, holds_numbers
 from sanc.many.minimizing import RunOptions
-from sanc.minimisation.arguments import call_problem, reject_arguments
+from sanc.minimisation.arguments import reject_arguments
 from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
@@ -128,11 +138,24 @@ def curve_fit(
         xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
+    if callable(jac) and (problem := call_problem(jac, 1 + len(start))):
+        raise ArgumentTypeError(
+            f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
+            "arguments of f."
+        )
     whiten = _whitening(sigma, y)
     is_torch = isinstance(start, Tensor)
 
     def residuals(p: Any) -> Any:
-        curve = f(xdata, *p)
+        try:
+            curve = f(xdata, *p)
+        except (TypeError, ValueError) as problem:
+            if holds_numbers(xdata):
+                raise
+            raise ArgumentTypeError(
+                f"f failed for xdata = {shown(xdata)}, which is no array of numbers ({first_line(problem)}): pass "
+                "numbers, such as numpy.asarray(xdata, float)."
+            ) from problem
         if curve is None:
             raise ArgumentTypeError("f returned None: return the curve at xdata, one value for each observation.")
         values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
@@ -192,7 +215,7 @@ def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
     if len(y) == 0:
         raise ArgumentError("ydata is empty: pass at least one observation.")
     for name, data in (("xdata", xdata), ("ydata", ydata)):
-        if not check_finite or not isinstance(data, Tensor | np.ndarray | list | tuple):
+        if not (check_finite and isinstance(data, Tensor | np.ndarray | list | tuple) and holds_numbers(data)):
             continue
         array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
         if array.dtype.kind in "fc" and not np.isfinite(array).all():

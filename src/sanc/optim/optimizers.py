@@ -47,6 +47,9 @@ _OF_MINIMIZE = {
 """Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
+_USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
+"""A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
+so many steps; a warm-up rises in every step, or starts at a third."""
 _LONGEST_WARM_UP = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
@@ -323,13 +326,17 @@ class CubicOptimizer(Optimizer):
         )
 
     def _warn_of_small_lr(self) -> None:
-        """Warn once if a schedule has kept every `lr` small: it falls again, or does not end its warm-up."""
+        """Warn once if a schedule has kept every `lr` small: it falls again, does not rise, or has a long warm-up."""
         driver = self._driver
         if driver.peak_lr >= _LR_WARNING_LIMIT:
             return
         lr = max(group["lr"] for group in self.param_groups)
-        falls, driver.peak_lr, driver.lr_steps = lr < driver.peak_lr, max(driver.peak_lr, lr), driver.lr_steps + 1
-        if driver.peak_lr >= _LR_WARNING_LIMIT or not (falls or driver.lr_steps >= _LONGEST_WARM_UP):
+        driver.lr_steps += 1
+        falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
+        driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
+        stays = driver.peak_lr <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
+        ends = falls or stays or driver.lr_steps >= _LONGEST_WARM_UP
+        if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
             return
         warn(
             f"lr was at most {driver.peak_lr:.3g} in {driver.lr_steps} steps: it is a factor on the step size that the "

@@ -31,9 +31,10 @@ FOREIGN_OPTIONS = {
     ),
     **dict.fromkeys(("line_search_fn", "history_size", "tolerance_grad", "tolerance_change"), _LBFGS),
     **dict.fromkeys(
-        ("foreach", "fused", "differentiable"),
+        ("foreach", "fused"),
         "leave it out, since all vectors are flat already; on a GPU capture=True replays recorded steps",
     ),
+    "differentiable": "leave it out, since a step is not differentiated; sanc.argmin differentiates a minimum",
     "capturable": "pass capture=True",
     "maximize": "leave it out, and return the negative of the objective from the closure",
     "batch_size": "the closure has the batch, so set its size in the DataLoader, or in sanc.ThreeSamples",

@@ -143,8 +143,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _check_targets(y)
         last_classes = getattr(self, "classes_", None)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
+        _require_two(self.classes_)
         weights = _weights(sample_weight, self.class_weight, self.classes_, codes)
         total = float(len(codes) if weights is None else weights.sum())
         problem = self._sum(X, codes, weights, total)
@@ -486,8 +485,7 @@ class LogisticRegressionCV(LogisticRegression):
         """Choose one C, or one for each group, by the gradients of the held-out loss, and fit all rows."""
         labels, groups = self._check_search(X.shape[1], values)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
+        _require_two(self.classes_)
         folds = self._folds(X, y, codes, sample_weight)
 
         wide = X.astype(np.float64, copy=False)
@@ -693,6 +691,12 @@ class NonconvexSVM(_LinearClassifier):
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         return tags
+
+
+def _require_two(classes: Any) -> None:
+    """Raise an error for labels of one class."""
+    if len(classes) < 2:
+        raise ArgumentError(f"y holds only one class, {shown(classes[0])}: pass labels of at least two classes.")
 
 
 def _check_targets(y: Any) -> None:
