@@ -7,7 +7,7 @@ preset. An option replaces the piece, or the setting of a piece, that has its na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
@@ -158,14 +158,32 @@ def with_matrices(method: Method) -> Method:
 
 
 def changes_from(base: Method, method: Method) -> list[str]:
-    """Return ``name=value`` for every setting of a method that differs from another, or that the other lacks."""
-    known, unknown = base.options(), object()
-    changes = []
-    for name, value in method.options().items():
-        plain_name = name.rpartition(".")[2]  # without the piece that has it
-        if value != known.get(name, known.get(plain_name, unknown)):
-            changes.append(f"{name}={value if name in _PIECES else shown(value)}")
-    return changes
+    """Return ``name=value`` for every setting of a method that differs from another method.
+
+    The settings of a piece of another class are compared with the defaults of that class.
+    """
+    names = method.options()
+    changes = (
+        f"{name if name in names else f'{place}.{name}'}={value if name in _PIECES else shown(value)}"
+        for place, name, value in _changes("method", base, method)
+    )
+    return list(dict.fromkeys(changes))  # pieces that share a setting have one entry
+
+
+def _changes(place: str, base: Any, piece: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield place, name and value of the settings of a piece that another piece, or the class, has otherwise."""
+    for item in fields(piece):
+        value = getattr(piece, item.name)
+        if type(piece) is type(base):
+            usual = getattr(base, item.name)
+        else:
+            usual = item.default if item.default_factory is MISSING else item.default_factory()
+        if is_dataclass(value) and not isinstance(value, type):
+            if type(value) is not type(usual):
+                yield place, item.name, type(value).__name__
+            yield from _changes(item.name, usual, value)
+        elif value != usual:
+            yield place, item.name, value
 
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:

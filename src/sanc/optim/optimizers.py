@@ -168,7 +168,8 @@ class CubicOptimizer(Optimizer):
         method = self._without_products(method, leaves, options)
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         defaults = CubicOptimizer.__init__.__kwdefaults__ or {}
-        self._changed_arguments = {name: given for name, given in driver_options.items() if given != defaults[name]}
+        shown_options = driver_options | {"compare_every": compare_every}
+        self._changed_arguments = {name: given for name, given in shown_options.items() if given != defaults[name]}
         driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
