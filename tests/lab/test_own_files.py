@@ -314,7 +314,7 @@ def test_the_command_states_its_objective_and_the_accuracy(tmp_path, data, sched
     more += ["--budget", "20000"]
     said = CliRunner().invoke(cli.app, [*arguments, *more])
     assert said.exit_code == 0, said.output
-    assert "log(1 + exp(−t·xᵀw)) with labels t = ±1 + 0.01/2·‖w‖², without an intercept" in said.output
+    assert "log(1 + exp(−t·xᵀw)) + 0.01/2·‖w‖², with labels t = ±1, without an intercept" in said.output
     assert "--standardise" not in said.output.split("Results go to")[1]
     (done,) = (tmp_path / "out").rglob("done.json")
     scaled = (X - X.mean(axis=0)) / X.std(axis=0)

@@ -321,6 +321,19 @@ def test_a_callback_of_two_arguments_is_that_of_trust_constr():
     assert all(rosen(x) == pytest.approx(value) for x, _, value in seen)
 
 
+@pytest.mark.parametrize("scheme", ["2-point", "3-point", "cs"])
+def test_a_scheme_as_jac_does_not_arrive_through_scipy(scheme):
+    """SciPy replaces it by None, as docs/moving.md says. If that changes, the page and `scipy_method` may."""
+    found = []
+
+    def method(fun, x0, args, jac, **others):
+        found.append(jac)
+        return scipy.optimize.OptimizeResult(x=x0)
+
+    scipy.optimize.minimize(rosen, X0, jac=scheme, method=method)
+    assert found == [None]
+
+
 @pytest.mark.parametrize(("scheme", "values"), [("2-point", 1), ("3-point", 2), ("cs", 1)])
 def test_a_scheme_arrives_through_scipy(scheme, values):
     """One gradient costs n values besides f(x), or 2n; SciPy drops the name if it is given as jac."""
