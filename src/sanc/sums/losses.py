@@ -164,8 +164,7 @@ class Softmax(LinearSum):
         if wrong.any():
             raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
         least = int(y.max()) + 1
-        missing = np.setdiff1d(np.arange(least), y)
-        if not self.columns and missing.size:
+        if not self.columns and (missing := np.setdiff1d(np.arange(least), y)).size:
             raise ArgumentError(
                 f"y holds labels up to {least - 1} but no {missing[0]}: pass labels 0, 1, 2 … without gaps, as "
                 f"numpy.unique(y, return_inverse=True)[1], or classes = {least} if that class exists."
@@ -195,14 +194,14 @@ class Softmax(LinearSum):
 
     def second_product(self, second: Array, change: Array) -> Any:
         """Return (diag(p) − p pᵀ) times a change of the margins."""
-        product = second * change
-        product -= second * product.sum(axis=1, keepdims=True)
+        product = change - np.einsum("ik,ik->i", second, change)[:, None]
+        product *= second
         return product
 
 
 def _require_labels(y: Array, a: int, b: int, remedy: str) -> Array:
     """Return y if every label is a or b, or raise an `ArgumentError` that names the first other one."""
-    good = np.isin(y, (a, b))
+    good = (y == a) | (y == b)
     if not good.all():
         row, classes = int(np.argmin(good)), np.unique(y)
         if 3 <= classes.size <= _MOST_CLASSES:
