@@ -212,7 +212,7 @@ def logged(target):
 def faulty_file(folder):
     path = folder / "bad.svm"
     path.write_text("1 1:0.5 2:1\n# a remark\n-1 1:0.x\n")
-    lines("run", str(path))
+    lines("run", str(path), "--out", str(folder))
 
 
 def fitted(y):

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Set
+from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import griffe
 
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
 
 class PreparedDocstrings(griffe.Extension):
-    """Show the docstrings that `help` prints, with their formulas between the marks of Markdown."""
+    """Show the docstrings that `help` prints, with formulas between the marks of Markdown, and with links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pages = (page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+        self.documented = {name for text in pages for name in re.findall(r"^::: (sanc\.[\w.]+)$", text, re.M)}
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Prepare the docstring of one object of this package."""
@@ -23,8 +33,32 @@ class PreparedDocstrings(griffe.Extension):
             return
         text = inspect.cleandoc(obj.docstring.value)
         if obj.is_class and obj.parent is obj.module:
-            text = inspect.getdoc(getattr(import_module(obj.module.path), obj.name, None)) or text
-        obj.docstring.value = with_formulas(text)
+            thing = getattr(import_module(obj.module.path), obj.name, None)
+            text = with_fields(inspect.getdoc(thing) or text, thing)
+        obj.docstring.value = with_links(with_formulas(text), self.documented - {obj.path})
+
+
+def with_fields(text: str, thing: Any) -> str:
+    """Return the docstring of a dataclass with a list of its fields, if their meanings are comments behind them."""
+    if "as a comment behind it" not in text:
+        return text
+    comments: dict[str, str] = {}
+    for line in inspect.getsource(thing).splitlines():
+        if found := re.match(r"    (\w+): ", line):
+            comments[found[1]] = ""
+        if comments and (said := re.match(r"    \S.*  # (.+)$", line)):
+            comments[next(reversed(comments))] = said[1]
+    entries = (f"{item.name} : {item.type}\n    {comments[item.name]}" for item in fields(thing))
+    return "\n".join([text, "", "Attributes", "----------", *entries])
+
+
+def with_links(text: str, documented: Set[str]) -> str:
+    """Return the text with links from names such as `sanc.Method` to their entries, outside examples."""
+
+    def linked(match: re.Match[str]) -> str:
+        return f"[{match[0]}][{match[1]}]" if match[1] in documented else match[0]
+
+    return re.sub(r"(?<![`\[])`(sanc\.[\w.]+)`(?!`)", linked, text)
 
 
 def with_formulas(text: str) -> str:

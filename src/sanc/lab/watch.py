@@ -116,7 +116,15 @@ class StepLog:
 
 
 def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
-    """Return a target that writes to a ``torch.utils.tensorboard.SummaryWriter``."""
+    """Return a target that writes to TensorBoard.
+
+    Parameters
+    ----------
+    writer : SummaryWriter
+        A ``torch.utils.tensorboard.SummaryWriter``.
+    prefix : str
+        The names are ``prefix/loss``, ``prefix/sigma`` and so on.
+    """
     if not hasattr(writer, "add_scalar"):
         raise ArgumentTypeError(f"writer = {shown(writer)} has no add_scalar: pass SummaryWriter(folder).")
 
@@ -129,7 +137,15 @@ def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
 
 
 def to_wandb(run: Any, prefix: str = "sanc") -> Target:
-    """Return a target that logs to a run of Weights & Biases, also of ``wandb.init(mode="offline")``."""
+    """Return a target that logs to a run of Weights & Biases.
+
+    Parameters
+    ----------
+    run : Run
+        What ``wandb.init()`` returned, also with ``mode="offline"``.
+    prefix : str
+        The names are ``prefix/loss``, ``prefix/sigma`` and so on, with ``prefix/iteration``.
+    """
     if not hasattr(run, "log"):
         raise ArgumentTypeError(f"run = {shown(run)} has no log: pass what wandb.init() returned.")
 

@@ -204,6 +204,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def hvp(self) -> str:
+        """How Hessian products are computed: the argument, or "finite-difference" after "auto" fell back to it."""
         return self._driver.oracle.hvp
 
     @property
