@@ -1,12 +1,13 @@
-"""Recompute the tables of docs/results and docs/integrations.md from the committed runs, and compare them.
+"""Recompute the tables of docs/results and of two other pages from the committed runs, and compare them.
 
-    python -m benchmarks.check                          # all pages, half a minute
+    python -m benchmarks.check                          # all pages, a minute
     python -m benchmarks.check deterministic.md robust.md
 
 The functions that make the tables of a benchmark also make those of the check. A table of a page agrees if each of its
 rows is a row of a recomputed table; a page may leave out rows and columns. A recomputed sentence has to occur on the
-page as it is. The numbers in the table of results of README.md have to occur in what was recomputed for the page that
-their row links to. `WITHOUT_RUNS` lists the tables that have no committed runs.
+page as it is. Each number in the first paragraph of a page has to occur in what was recomputed for it, or in a table
+without runs. The rows of the table of results of README.md have to be those of `benchmarks.readme`.
+`WITHOUT_RUNS` lists the tables that have no committed runs.
 
 A line is printed for each page, and one for each table that differs. The exit code is 1 if any does.
 """
@@ -14,7 +15,6 @@ A line is printed for each page, and one for each table that differs. The exit c
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -25,12 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from benchmarks.reporting import read_rows, read_runs, read_text
+from benchmarks import readme
+from benchmarks.reporting import RESULTS, read_document, read_rows, read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
 NUMBER = r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)"
 
 # ---------------------------------------------------------------------- tables of Markdown
@@ -84,41 +83,38 @@ def missing_rows(table: Table, recomputed: Sequence[Table]) -> list[str] | None:
 # ---------------------------------------------------------------------- what follows from the runs
 
 
-def _document(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(read_text(RESULTS / name))
-    return found
-
-
 def _bounded() -> list[str]:
     from benchmarks import bounded
 
-    return [bounded.report(read_rows(RESULTS / "bounded.csv"))]
+    runs = read_rows(RESULTS / "bounded.csv")
+    return [bounded.report(runs), bounded.in_words(runs)]
 
 
 def _commands() -> list[str]:
     from benchmarks import commands
 
-    document = _document("commands.json")
+    document = read_document("commands.json")
     return [commands.table(document["seconds"], document["cpu_seconds"])]
 
 
 def _deterministic() -> list[str]:
     from benchmarks import deterministic
 
-    own_time = deterministic.own_time_summary(_document("own-time.json")["rows"])
-    return [deterministic.report(read_runs(RESULTS / "deterministic.jsonl.gz")), own_time]
+    runs = read_runs(RESULTS / "deterministic.jsonl.gz")
+    own_time = deterministic.own_time_summary(read_document("own-time.json")["rows"])
+    return [deterministic.report(runs), deterministic.in_words(runs), deterministic.stuck_in_words(runs), own_time]
 
 
 def _driving() -> list[str]:
     from benchmarks import driving
 
-    return driving.tables(_document("driving.json"))
+    return driving.tables(read_document("driving.json"))
 
 
 def _estimators() -> list[str]:
     from benchmarks import estimators
 
-    return estimators.page(_document("estimators.json")).split("\n\n")
+    return estimators.page(read_document("estimators.json")).split("\n\n")
 
 
 def _least_squares() -> list[str]:
@@ -142,11 +138,19 @@ def _logistic() -> list[str]:
 def _many() -> list[str]:
     from benchmarks import many
 
-    runs = _document("many.json")["runs"]
+    runs = read_document("many.json")["runs"]
     fits = many.fastest([line for run in runs for line in run["fits"]])
     tables = many.tables(fits, [line for run in runs for line in run["starts"]])
-    two_cores = [line for run in _document("many-two-cores.json")["runs"] for line in run["fits"]]
-    return [tables, many.tables(_document("many-gpu.json")["fits"], []), many.tables(many.fastest(two_cores), [])]
+    two_cores = [line for run in read_document("many-two-cores.json")["runs"] for line in run["fits"]]
+    others = (read_document("many-gpu.json")["fits"], many.fastest(two_cores))
+    return [tables, many.in_words(fits), *(many.tables(some, []) for some in others)]
+
+
+@cache
+def _networks_table() -> str:
+    from benchmarks import networks, suite_tables
+
+    return suite_tables.report(networks.read([RESULTS / "networks"]), None)
 
 
 @cache
@@ -155,39 +159,49 @@ def _networks() -> list[str]:
 
     folder = RESULTS / "networks"
     runs, large = networks.read([folder]), read_runs(folder / "large.jsonl")
+    parts = networks.read([folder, folder / "parts.jsonl.gz"])
     return [
-        suite_tables.report(runs, None),
+        _networks_table(),
+        intervals.in_words(runs),
+        intervals.averages_in_words(runs),
         intervals.peers_table(runs),
+        intervals.p_table(runs),
         suite_tables.large_table(large),
         suite_tables.ramps_table(read_runs(folder / "trials.jsonl.gz")),
-        suite_tables.timing_table(_document("networks/timing.json")["seconds"], [*runs, *large]),
+        suite_tables.timing_table(read_document("networks/timing.json")["seconds"], [*runs, *large]),
         suite_tables.long_table(read_runs(folder / "long-4.jsonl")),
         suite_tables.penalty_table(read_runs(folder / "decay.jsonl")),
-        intervals.parts_table(networks.read([folder, folder / "parts.jsonl.gz"])),
+        intervals.parts_table(parts),
+        intervals.fitted_table(parts),
     ]
 
 
 def _pinn() -> list[str]:
     from benchmarks import pinn
 
-    runs = _document("pinn.json")["runs"]
+    runs = read_document("pinn.json")["runs"]
     return [pinn.table_of(runs), pinn.table_of_steps(runs)]
 
 
 def _ranks() -> list[str]:
     from benchmarks import ranks
 
-    return ranks.page(_document("ranks.json")).split("\n\n")
+    return ranks.page(read_document("ranks.json")).split("\n\n")
+
+
+def _report() -> list[str]:
+    return [text for function in (_deterministic, _bounded, _networks) for text in function() if tables_of(text)]
 
 
 def _robust() -> list[str]:
-    from benchmarks import ablation, saddles, stochastic
+    from benchmarks import ablation, deterministic, saddles, stochastic
 
-    document = _document("saddles.json.gz")
-    regressions = stochastic.summary(_document("stochastic.json.gz"))
+    document = read_document("saddles.json.gz")
+    regressions = stochastic.summary(read_document("stochastic.json.gz"))
     return [
         stochastic.table_of(regressions),
         stochastic.in_words(regressions),
+        deterministic.stuck_in_words(read_runs(RESULTS / "deterministic.jsonl.gz")),
         ablation.report(read_runs(RESULTS / "ablation.jsonl.gz")),
         *(part for name, entry in document["problems"].items() for part in saddles.table(name, entry).split("\n\n")),
     ]
@@ -210,12 +224,12 @@ def _sensitivity() -> list[str]:
 def _speed() -> list[str]:
     from benchmarks import linear, memory, step
 
-    vectors = _document("memory.json")
+    vectors = read_document("memory.json")
     return [
-        step.table(_document("step.json")["paper"]),
+        step.table(read_document("step.json")["paper"]),
         memory.step_table(vectors["steps"]),
         memory.robust_table(vectors["robust"]),
-        linear.table(_document("linear.json")["rows"]),
+        linear.table(read_document("linear.json")["rows"]),
     ]
 
 
@@ -229,9 +243,10 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
     "logistic-and-mlp.md": _logistic,
     "many.md": _many,
     "networks.md": _networks,
-    "networks/table.md": _networks,
+    "networks/table.md": lambda: [_networks_table()],
     "pinn.md": _pinn,
     "ranks.md": _ranks,
+    "../report.md": _report,
     "robust.md": _robust,
     "sensitivity.md": _sensitivity,
     "speed.md": _speed,
@@ -242,24 +257,34 @@ WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
     "../integrations.md": {"`opt.style`": "describes the ways to drive a step"},
     "faults.md": {"fault": "the tests count"},
     "networks.md": {"decay of the scale in the last third": "runs on a CPU that were not kept"},
-    "robust.md": {"mlp, segment": "not kept"},
+    "../report.md": {"figures": "words on the paper's panels"},
     "sensitivity.md": {"after a rejected cubic step": "describes the variants"},
     "speed.md": {"captured, ms": "measured on a GPU", "gradient, ms": "measured on a GPU"},
 }
 """Headings and columns by which tables without committed runs are recognised, and the reason."""
-ROWS_WITHOUT_RUNS = ("87 unseen problems",)
-"""Rows of the table of results of README.md that rest on such a table."""
 
 # ---------------------------------------------------------------------- comparison
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Numbers of tables and sentences of a page that agree, of tables without runs, and what differs."""
+    """Numbers of tables, sentences or rows that agree, of tables without runs, and what differs."""
 
     agree: int
     without: int
     wrong: tuple[str, ...]
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a text, without those in formulas."""
+    return re.findall(NUMBER, re.sub(r"\$[^$]+\$", "", text))
+
+
+def first_paragraph(page: str) -> str:
+    """Return the first paragraph of a page; an empty text if it begins with a table."""
+    blocks = (block for block in page.split("\n\n") if block.strip() and not block.startswith("#"))
+    first = next(blocks, "")
+    return "" if first.startswith("|") else first
 
 
 def compare(page: str, recomputed: Sequence[str], without: Sequence[str] = ()) -> Comparison:
@@ -277,15 +302,19 @@ def compare(page: str, recomputed: Sequence[str], without: Sequence[str] = ()) -
     known = [table for text in recomputed for table in tables_of(text)]
     sentences = [text for text in recomputed if not tables_of(text)]
     wrong = [f"not on the page: {text}" for text in sentences if text not in page]
-    agree, exempt = len(sentences) - len(wrong), 0
+    agree, exempt, founded = len(sentences) - len(wrong), 0, list(recomputed)
     for table in tables_of(page):
         missing = missing_rows(table, known)
         if missing == []:
             agree += 1
         elif {table.heading, *table.head} & set(without):
             exempt += 1
+            founded += [" | ".join(row) for row in table.rows]
         else:
             wrong += ["no recomputed table has the columns " + ", ".join(table.head)] if missing is None else missing
+    allowed = set(numbers("\n".join(founded)))
+    if unfounded := [number for number in numbers(first_paragraph(page)) if number not in allowed]:
+        wrong.append(f"in the first paragraph, from no run: {', '.join(unfounded)}")
     return Comparison(agree, exempt, tuple(wrong))
 
 
@@ -294,23 +323,16 @@ def check_page(name: str, recomputed: Sequence[str]) -> Comparison:
     return compare((RESULTS / name).read_text(encoding="utf-8"), recomputed, tuple(WITHOUT_RUNS.get(name, ())))
 
 
-def check_readme(text: str, recomputed: Mapping[str, Sequence[str]]) -> Comparison:
-    """Compare the table of results of README.md with what follows from the runs of the pages that it links to."""
-    agree, without, wrong = 0, 0, []
-    for label, page, result in re.findall(
-        r"^\| \[([^\]]+)\]\(docs/results/([\w-]+\.md)[^|]*\|[^|]+\| (.+) \|$", text, re.M
-    ):
-        if page not in recomputed:
-            continue
-        known = re.findall(NUMBER, "\n".join(recomputed[page]))
-        missing = [number for number in re.findall(NUMBER, f"{label} {result}") if number not in known]
-        if not missing:
-            agree += 1
-        elif label in ROWS_WITHOUT_RUNS:
-            without += 1
-        else:
-            wrong.append(f"{label}: {', '.join(missing)} not in what {page} rests on")
-    return Comparison(agree, without, tuple(wrong))
+def check_readme(text: str, rows: Mapping[str, Sequence[str]]) -> Comparison:
+    """Compare the table of results of README.md with its rows made from the runs, by the page that they link to."""
+    listed = re.findall(r"^\| \[.+\]\(docs/results/.+$", text, re.M)
+    wrong, agree = list[str](), 0
+    for page, expected in rows.items():
+        found = [row for row in listed if re.search(rf"\(docs/results/{re.escape(page)}[#)]", row)]
+        wrong += [f"not in the table: {row}" for row in expected if row not in found]
+        wrong += [f"from no run: {row}" for row in found if row not in expected]
+        agree += sum(row in found for row in expected)
+    return Comparison(agree, 0, tuple(wrong))
 
 
 def line(name: str, found: Comparison) -> str:
@@ -327,9 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in options.pages if name not in names]
     if unknown:
         parser.error(f"{' '.join(unknown)}: not a page with tables")
-    recomputed = {name: PAGES[name]() for name in options.pages or names if name in PAGES}
-    found = {name: check_page(name, recomputed.get(name, ())) for name in options.pages or names}
-    found["README.md"] = check_readme((ROOT / "README.md").read_text(encoding="utf-8"), recomputed)
+    found = {name: check_page(name, PAGES[name]() if name in PAGES else ()) for name in options.pages or names}
+    rows = {name: function() for name, function in readme.ROWS.items() if name in found}
+    found["README.md"] = check_readme((ROOT / "README.md").read_text(encoding="utf-8"), rows)
     for name, comparison in found.items():
         print(line(name, comparison), flush=True)
     return int(any(comparison.wrong for comparison in found.values()))

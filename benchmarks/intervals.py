@@ -1,14 +1,16 @@
 """Ratios with intervals over tasks, from the runs of `benchmarks.networks`.
 
-    python -m benchmarks.intervals docs/results/networks/runs.jsonl.gz  # sanc and each tuned peer
+    python -m benchmarks.intervals docs/results/networks/runs.jsonl.gz  # sanc and each tuned peer, p-values, a summary
     python -m benchmarks.intervals RUNS [RUNS …] --parts                # parts of the default, paired by seed
 
 A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
-An asterisk marks a ratio to a peer that differs from 1 by Wilcoxon's signed-rank test over tasks at the level 0.05,
-after Holm's correction over the peers of its column.
+An asterisk marks a ratio that differs from 1 by Wilcoxon's signed-rank test over tasks. ≈ marks one between 1/1.1 and
+1.1, within 10 %, by two one-sided t-tests (TOST) over tasks. Both have the level 0.05 after Holm's correction over the
+rows of a column.
 --parts divides evaluations and final loss of a run with one part switched off by those of the default on the same task
-and seed, so RUNS must have both from the same version of the code. A run that misses the target counts as twice the
-budget. Losses of zero have no ratio and are left out.
+and seed, so RUNS must have both; the committed ones are of several commits, which docs/results/networks.md lists. A run
+that misses the target counts as twice the budget. Final losses are compared on tasks that are not fitted
+(`suite_tables.FITTED`).
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import wilcoxon
 
+from benchmarks.common import median
 from benchmarks.reporting import markdown_table, number, read_runs
 from benchmarks.suite import TASKS
-from benchmarks.suite_search import Run, relative_cost
-from benchmarks.suite_tables import UNSOLVED, summary, target_of
-from sanc.lab.statistics import holm
+from benchmarks.suite_search import Run, final, relative_cost
+from benchmarks.suite_tables import UNSOLVED, fitted, summary, target_of
+from sanc.lab.statistics import equivalent, holm
 
 PARTS = ("no-averaging", "diagonal", "euclid", "fixed-scale", "no-slow-down", "even-weights", "no-bound",
          "no-curvature", "no-escape", "loop")  # fmt: skip
@@ -38,6 +41,8 @@ KEYS = {"ratio": "evaluations", "fewest": "evaluations, rate chosen by them", "f
 
 LEVEL = 0.05
 """Level of the tests, of all together."""
+MARGIN = 1.1
+"""Largest factor between equivalent methods."""
 
 
 def interval(logs: Sequence[float], draws: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
@@ -56,13 +61,39 @@ def shown(logs: Sequence[float]) -> str:
     return f"{number(mean, '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
 
 
+def p_value(logs: Sequence[float]) -> float:
+    """Return the p-value of Wilcoxon's signed-rank test that the ratio is 1; 1 without a difference."""
+    return float(wilcoxon(logs).pvalue) if any(logs) else 1.0
+
+
+def marked(column: Sequence[Sequence[float]]) -> list[str]:
+    """Return the cells of a column as text: ratios with intervals, and the marks of both tests.
+
+    Parameters
+    ----------
+    column : sequence of sequence of float
+        Log ratios of each row, one for each task; an empty row gives –.
+    """
+    rows = [logs for logs in column if logs]
+    differs = iter(holm([p_value(logs) for logs in rows]))
+    equals = iter(holm([equivalent(logs, math.log(MARGIN)) for logs in rows]))
+    cells = []
+    for logs in column:
+        if not logs:
+            cells.append("–")
+            continue
+        marks = ("*" if next(differs) < LEVEL else "") + ("≈" if next(equals) < LEVEL else "")
+        cells.append(shown(logs) + marks)
+    return cells
+
+
 class Paired(NamedTuple):
     """Runs without a part and runs of the default, of the same tasks and seeds.
 
     Attributes
     ----------
     evaluations, finals : list of float
-        Mean log ratio of each task; of the final losses without those of zero.
+        Mean log ratio of each task; of the final losses without those of zero and without some tasks.
     equal, pairs : int
         Number of pairs with equal curves, and of all pairs.
     """
@@ -73,8 +104,8 @@ class Paired(NamedTuple):
     pairs: int
 
 
-def paired(runs: Sequence[Run], part: str, half: str | None = None) -> Paired:
-    """Compare the runs without a part with those of the default."""
+def paired(runs: Sequence[Run], part: str, half: str | None = None, without: Sequence[str] = ()) -> Paired:
+    """Compare the runs without a part with those of the default; final losses without the tasks `without`."""
     logs, finals, equal, pairs = [], [], 0, 0
     for task in [name for name in TASKS if half in (None, TASKS[name].half)]:
         target = target_of(runs, task)
@@ -87,7 +118,8 @@ def paired(runs: Sequence[Run], part: str, half: str | None = None) -> Paired:
         if spent:
             logs.append(float(np.mean([math.log(ours / theirs) for ours, theirs in spent.values()])))
         losses = [[run["curve"]["train"][-1] for run in (mine[seed], default[seed])] for seed in spent]
-        if ratios := [math.log(ours / theirs) for ours, theirs in losses if 0 < ours * theirs < math.inf]:
+        ratios = [math.log(ours / theirs) for ours, theirs in losses if 0 < ours * theirs < math.inf]
+        if ratios and task not in without:
             finals.append(float(np.mean(ratios)))
         equal += sum(_digits(mine[seed]) == _digits(default[seed]) for seed in spent)
         pairs += len(spent)
@@ -101,38 +133,97 @@ def _digits(run: Run) -> list[str]:
 
 def parts_table(runs: Sequence[Run]) -> str:
     """Return the table of parts that are switched off."""
-    cells = []
-    for part in PARTS:
-        every, unseen = paired(runs, part), paired(runs, part, "unseen")
-        if every.pairs:
-            ratios = (unseen.evaluations, every.evaluations, unseen.finals, every.finals)
-            cells.append([part, *map(shown, ratios), f"{every.equal} of {every.pairs}"])
-    columns = ("evaluations, unseen tasks", "all tasks", "final loss, unseen tasks", "all tasks", "equal curves")
-    return markdown_table(("switched off", *columns), cells)
+    without = fitted(summary(runs))
+    every, unseen = ({part: paired(runs, part, half, without) for part in PARTS} for half in (None, "unseen"))
+    found = [part for part in PARTS if every[part].pairs]
+    columns = [
+        marked([getattr(some[part], kind) for part in found])
+        for kind in ("evaluations", "finals")
+        for some in (unseen, every)
+    ]
+    equal = [f"{every[part].equal} of {every[part].pairs}" for part in found]
+    head = ("evaluations, unseen tasks", "all tasks", "final loss, unseen tasks", "all tasks", "equal curves")
+    return markdown_table(("switched off", *head), list(zip(found, *columns, equal, strict=True)))
+
+
+def fitted_table(runs: Sequence[Run]) -> str:
+    """Return the table of the median final losses of the default and without its parts on the fitted tasks."""
+    tasks = fitted(summary(runs))
+    ends: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        ends.setdefault((run["method"], run["task"]), []).append(final(run))
+    cells = [
+        [part, *(number(median(ends.get((part, task), [])), ".3g") for task in tasks)] for part in ("sanc", *PARTS)
+    ]
+    return markdown_table(("median final loss", *tasks), cells)
+
+
+def ratios(rows: Sequence[Run], peer: str, key: str, name: str = "sanc") -> list[float]:
+    """Return the log ratios of a method to a peer in one number of a summary, on the tasks where both have one."""
+    table = {(row["task"], row["method"]): row for row in rows}
+    limit = UNSOLVED if key in ("ratio", "fewest") else math.inf
+    without = fitted(rows) if key == "final" else []
+    tasks = [task for task, method in table if method == peer and (task, name) in table and task not in without]
+    both = [(min(table[task, name][key], limit), min(table[task, peer][key], limit)) for task in tasks]
+    return [math.log(a / b) for a, b in both if 0 < a < math.inf and 0 < b < math.inf]
+
+
+def tuned(rows: Sequence[Run]) -> list[str]:
+    """Return the tuned peers of a summary."""
+    return sorted({row["method"] for row in rows if row["method"].endswith(" tuned")})
 
 
 def peers_table(runs: Sequence[Run], half: str = "unseen") -> str:
     """Return the table of the ratios of sanc to each tuned peer on the tasks of a half."""
     rows = [row for row in summary(runs) if row["half"] == half]
-    table = {(row["task"], row["method"]): row for row in rows}
-    ratios: dict[tuple[str, str], list[float]] = {}
-    peers = sorted({row["method"] for row in rows if row["method"].endswith(" tuned")})
-    for peer in peers:
-        tasks = [task for task, method in table if method == peer and (task, "sanc") in table]
-        for key in KEYS:
-            limit = UNSOLVED if key in ("ratio", "fewest") else math.inf
-            both = [(min(table[task, "sanc"][key], limit), min(table[task, peer][key], limit)) for task in tasks]
-            ratios[peer, key] = [math.log(a / b) for a, b in both if 0 < a < math.inf and 0 < b < math.inf]
-    adjusted: dict[tuple[str, str], float] = {}
-    for key in KEYS:
-        tested = {(peer, key): float(wilcoxon(ratios[peer, key]).pvalue) for peer in peers if any(ratios[peer, key])}
-        adjusted |= dict(zip(tested, holm(list(tested.values())), strict=True))
-    cells = []
-    for peer in peers:
-        marks = ("*" if adjusted.get((peer, key), 1.0) < LEVEL else "" for key in KEYS)
-        shown_ratios = (shown(ratios[peer, key]) if ratios[peer, key] else "–" for key in KEYS)
-        cells.append([peer, *(text + mark for text, mark in zip(shown_ratios, marks, strict=True))])
-    return markdown_table(("sanc ÷", *KEYS.values()), cells)
+    columns = [marked([ratios(rows, peer, key) for peer in tuned(rows)]) for key in KEYS]
+    return markdown_table(("sanc ÷", *KEYS.values()), list(zip(tuned(rows), *columns, strict=True)))
+
+
+def p_table(runs: Sequence[Run], half: str = "unseen") -> str:
+    """Return the table of the p-values of `peers_table` before the correction."""
+    rows = [row for row in summary(runs) if row["half"] == half]
+    cells = [
+        [peer, *(f"{p_value(logs):.3f}" if (logs := ratios(rows, peer, key)) else "–" for key in KEYS)]
+        for peer in tuned(rows)
+    ]
+    return markdown_table(("p, uncorrected", *KEYS.values()), cells)
+
+
+def in_words(runs: Sequence[Run]) -> str:
+    """Return the tasks that sanc solves, and its ratios to AdamW, Muon and SOAP."""
+    rows = summary(runs)
+    ours = [row for row in rows if row["method"] == "sanc"]
+    unseen, other = ([row for row in rows if (row["half"] == "unseen") is kind] for kind in (True, False))
+    tasks = [sum(row["method"] == "sanc" for row in some) for some in (unseen, other)]
+    adamw, soap = (
+        [shown(ratios(some, peer, "ratio")) for some in (unseen, other)] for peer in ("adamw tuned", "soap tuned")
+    )
+    p = [f"{p_value(ratios(unseen, 'soap tuned', key)):.3f}" for key in ("ratio", "held")]
+    without = f"Without *{'*, *'.join(tasks_left_out)}*, the" if (tasks_left_out := fitted(unseen)) else "The"
+    ends = [shown(ratios(unseen, peer, "final")) for peer in ("adamw tuned", "muon tuned", "soap tuned")]
+    return (
+        "With no option set, `sanc.SANC` reaches the final training loss of tuned AdamW on "
+        f"{sum(math.isfinite(row['ratio']) for row in ours)} of {len(ours)} tasks. It takes {adamw[0]} times AdamW's "
+        f"evaluations on the {tasks[0]} unseen tasks and {adamw[1]} times on the other {tasks[1]}, and {soap[0]} and "
+        f"{soap[1]} times those of tuned SOAP, the nearest peer. On the unseen tasks its test loss is "
+        f"{shown(ratios(unseen, 'soap tuned', 'held'))} times SOAP's. Wilcoxon's test over these tasks gives "
+        f"p = {p[0]} for the evaluations and p = {p[1]} for the test loss, relative to SOAP and before any correction. "
+        f"{without} final loss is {ends[0]} times AdamW's, {ends[1]} times Muon's "
+        f"and {ends[2]} times SOAP's."
+    )
+
+
+def averages_in_words(runs: Sequence[Run]) -> str:
+    """Return the ratios of SOAP with an average of its weights to tuned SOAP on the unseen tasks."""
+    rows = [row for row in summary(runs) if row["half"] == "unseen"]
+    evaluations, end, held = (
+        shown(ratios(rows, "soap tuned", key, "soap-ema tuned")) for key in ("ratio", "final", "held")
+    )
+    return (
+        f"A moving average of SOAP's weights at a constant rate takes {evaluations} times the evaluations of tuned "
+        f"SOAP, and has {end} times its final loss and {held} times its test loss."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,7 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", action="store_true", help="compare variants of the default, paired by seed")
     options = parser.parse_args(arguments)
     runs = [run for path in options.runs for run in read_runs(path)]
-    print(parts_table(runs) if options.parts else peers_table(runs))
+    if options.parts:
+        texts = [parts_table(runs), fitted_table(runs)]
+    else:
+        texts = [peers_table(runs), p_table(runs), in_words(runs), averages_in_words(runs)]
+    print("\n\n".join(texts))
     return 0
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import sanc
 
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+"""Folder of the results pages and of the committed runs."""
 COMMIT_NOTE = "[The overview](README.md#runs-and-commits) names the commit of these runs."
 """A sentence of the pages in docs/results that benchmarks write; update the table of the overview with the page."""
 
@@ -140,6 +142,12 @@ def read_text(path: Path) -> str:
     """Return the text of a file, which is compressed if its name ends with .gz."""
     content = path.read_bytes()
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """Return the content of a JSON file of docs/results."""
+    found: dict[str, Any] = json.loads(read_text(RESULTS / name))
+    return found
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:

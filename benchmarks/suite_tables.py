@@ -31,6 +31,9 @@ LARGE = {"sanc": "sanc", "loop": "sanc without closures", "soap": "soap", "muon"
 """Methods on large tasks, and their names in the table."""
 DIVERGED = 1e6
 """Mean ratio of final losses from which a table has a word instead of a number."""
+FITTED = 1e-3
+"""Share of the target below which a task is fitted: there the loss falls by decades until the run ends, and one such
+task would decide a mean of final losses, so that means leave it out. Chosen after the losses were known."""
 
 # ---------------------------------------------------------------------- arithmetic
 
@@ -100,6 +103,11 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
+def fitted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tasks of a summary on which the final loss of a method is below `FITTED` of the target."""
+    return list(dict.fromkeys(row["task"] for row in rows if row["final"] < FITTED * row["target"]))
+
+
 def detail_table(rows: Sequence[Run]) -> str:
     """Return the table of a half, one row for each task and method."""
     cells = [
@@ -145,11 +153,18 @@ def compare(rows: Sequence[Run], name: str, other: str, key: str) -> list[float]
     return [1.0 if a == b else max(a, 1e-12) / max(b, 1e-12) for a, b in pairs if not math.isnan(a + b)]
 
 
+def final_ratios(rows: Sequence[Run], name: str, other: str) -> list[float]:
+    """Return the ratios of the final losses of two methods on the tasks that are not fitted, if both are finite."""
+    without = fitted(rows)
+    ratios = compare([row for row in rows if row["task"] not in without], name, other, "final")
+    return [ratio for ratio in ratios if 0.0 < ratio < math.inf]
+
+
 def overview_cells(rows: Sequence[Run], name: str) -> list[str]:
     """Return the tasks of a half that a method solves, its evaluations, its final loss and its failures."""
     mine = [row for row in rows if row["method"] == name]
     solved = sum(math.isfinite(row["ratio"]) for row in mine)
-    mean = geometric_mean([x for x in compare(rows, name, "adamw tuned", "final") if math.isfinite(x)])
+    mean = geometric_mean(final_ratios(rows, name, "adamw tuned"))
     return [
         f"{solved} of {len(mine)}",
         number(geometric_mean([min(row["ratio"], UNSOLVED) for row in mine]), ".3f"),
@@ -171,6 +186,8 @@ def overview(rows: Sequence[Run]) -> str:
         cells.append([name, *overview_cells(rows, name), *(("–", "–") if name == "sanc" else (str(won), str(lower)))])
     head = ("method", *OVERVIEW, "sanc has fewer", "sanc ends lower")
     words = [markdown_table(head, cells), ""]
+    if without := fitted(rows):
+        words.append(f"* Means of final losses leave out {', '.join(without)}.")
     for other in ("schedulefree default", "prodigy default"):
         ends = compare(rows, "sanc", other, "final")
         words.append(
@@ -178,7 +195,7 @@ def overview(rows: Sequence[Run]) -> str:
         )
     ours = [name for name in ("sanc", "decaying", "horizon") if any(row["method"] == name for row in rows)]
     for name, other in itertools.product(ours or ["sanc"], ("soap tuned", "muon tuned")):
-        ends = [x for x in compare(rows, name, other, "final") if 0.0 < x < math.inf]
+        ends = final_ratios(rows, name, other)
         ratio = number(geometric_mean(ends), ".3f")
         words.append(f"* Final loss of {name} ÷ {other}: {ratio} in the geometric mean of {len(ends)} tasks.")
     for other in ("adamw tuned", "soap tuned", "muon tuned"):
@@ -268,21 +285,25 @@ TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop 
 """Methods of --timing that are compared with AdamW, and their columns."""
 
 
+def seconds_to_target(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> dict[str, float]:
+    """Return the seconds of sanc with closures to the final loss of tuned AdamW, over those of AdamW, by task."""
+    evaluations = {row["task"]: row["ratio"] for row in summary(runs) if row["method"] == "sanc"}
+    return {task: evaluations[task] * times["sanc"] / times["adamw"] for task, times in seconds.items()}
+
+
 def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> str:
     """Return the table of the times of an evaluation relative to AdamW's, and of the seconds to its final loss.
 
     A text instead of a time is the reason why there is none.
     """
-    evaluations = {row["task"]: row["ratio"] for row in summary(runs) if row["method"] == "sanc"}
-    cells = []
+    to_target, cells = seconds_to_target(seconds, runs), []
     for task, times in seconds.items():
         ms = [f"{1e3 * times[name]:.2f}" for name in ("adamw", "adamw captured")]
         pairs = [*((name, "adamw") for name in TIMED), ("sanc captured", "adamw captured")]
         *eager, captured = (
             "–" if isinstance(times[name], str) else f"{times[name] / times[base]:.2f} ×" for name, base in pairs
         )
-        to_target = f"{evaluations[task] * times['sanc'] / times['adamw']:.2f} ×"
-        cells.append([task, ms[0], *eager, to_target, ms[1], captured])
+        cells.append([task, ms[0], *eager, f"{to_target[task]:.2f} ×", ms[1], captured])
     columns = (*TIMED.values(), "seconds to AdamW's loss", "AdamW captured, ms", "sanc captured")
     return markdown_table(("task", "AdamW, ms", *columns), cells)
 
@@ -290,7 +311,8 @@ def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) 
 LEGEND = f"""\
 evaluations: until the target, over the budget, the upper median of the seeds; ∞ if most seeds do not reach the \
 target, which counts as {UNSOLVED:g} in means. fewest: the same with the rate that needs the fewest. final loss: final \
-training loss, the upper median, then the lowest and the highest. test, accuracy: median, of the rate with the lowest \
+training loss, the upper median, then the lowest and the highest; means leave out the tasks on which a method ends \
+below {FITTED:g} of the target. test, accuracy: median, of the rate with the lowest \
 validation loss, where that loss is lowest. failed: the final loss exceeds that of AdamW with its default rate, or is \
 not finite. ms/step is comparable only between runs made one at a time. solved: most seeds reach the target."""
 

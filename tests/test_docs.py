@@ -161,6 +161,18 @@ def test_the_tables_of_the_report_are_those_of_the_pages():
         assert set(re.findall(NUMBER, table)) <= known, source
 
 
+def test_pages_agree_on_how_often_unseen_problems_were_looked_at():
+    """The page on networks lists the sets of runs that were seen."""
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("report.md", "results/README.md")}
+    found = {name: re.findall(r"looked at at least (\w+) times", text) for name, text in pages.items()}
+    networks = (ROOT / "docs" / "results" / "networks.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"looked at at least (\w+) times", networks)
+    assert set(map(tuple, found.values())) == {(said,)}
+    assert len(re.findall(r"\b0\.\d{3} \((?:commit )?[0-9a-f]{7}\b", networks)) == 11 and said == "eleven"
+    for others in (r"bounds.{0,30}at least three times", r"87 .{0,90}three times"):
+        assert all(re.search(others, text) for text in pages.values())
+
+
 def test_every_work_in_the_bibliography_has_a_year_and_a_link():
     """Works that the documentation cites by author and year are listed."""
     text = (ROOT / "docs" / "bibliography.md").read_text(encoding="utf-8")

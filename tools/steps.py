@@ -2,9 +2,10 @@
 
     python tools/steps.py REVISION [--only WORD]
 
-makes the same runs with the sources of both: the zoo, the starts on saddles, every method with every preset, finite
-sums with and without samples, and the optimisers on a small network. For each run it compares all iterates, and the
-numbers of values, gradients and Hessian products. Runs that differ are listed; the exit status is 1 if there are any.
+makes the same runs with the sources of both: the zoo, also with bounds, the starts on saddles, every method with every
+preset, finite sums with and without samples, fits of one curve and of many rows, and the optimisers on a small network.
+For each run it compares all iterates, of fits the solutions, and the numbers of values, gradients and Hessian
+products. Runs that differ are listed; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -76,9 +77,32 @@ def trained(kind: str, preset: str, steps: int) -> tuple[str, list[int]]:
     return digest.hexdigest()[:16], [calls.value, calls.gradient, calls.product]
 
 
+def fitted(curve: Any, true: Any, y: Any) -> tuple[str, list[int]]:
+    """Return the digest of a fit by least squares from parameters 1.5 times the true ones, and its counts."""
+    import torch
+
+    import sanc
+
+    start = 1.5 * torch.tensor(true, dtype=torch.float64)
+    res = sanc.least_squares(lambda p: curve(*p.unbind()) - y, start)
+    return hashlib.sha256(bits(res.x)).hexdigest()[:16], [int(res.status), res.nfev, res.njev]
+
+
+def fitted_rows(curve: Any, true: Any, data: Any, t: Any) -> tuple[str, list[int]]:
+    """Return the digest of fits of all rows together, and their counts."""
+    import torch
+
+    import sanc
+
+    start = (1.3 * torch.tensor(true, dtype=torch.float64)).expand(len(data), -1)
+    p, _, res = sanc.curve_fit(lambda x, *q: curve(*q) + 0.0 * x, t, data, start, full_output=True)
+    return hashlib.sha256(bits(p)).hexdigest()[:16], [int(res.nfev.sum()), int(res.njev.sum()), int(res.nit.sum())]
+
+
 def runs() -> Iterator[tuple[str, Run]]:
     """Yield the runs by name."""
     import numpy as np
+    import scipy.optimize
     import torch
 
     import sanc
@@ -115,6 +139,23 @@ def runs() -> Iterator[tuple[str, Run]]:
                     o = {"method": method, "preset": preset, "max_iter": 40, "batch_size": batch}
                     if batch is None or method != "arc":
                         yield f"sums/{name}/{method}/{preset}/{batch}", lambda p=problem, o=o: minimised(p, w0, **o)
+    for problem in zoo.PROBLEMS:
+        if problem.n <= 10:
+            x0 = torch.from_numpy(problem.x0)
+            box = scipy.optimize.Bounds(problem.x0 - 0.3 * (1.0 + abs(problem.x0)), problem.x0 + 0.4)
+            o = {"tol": problem.gtol, "max_iter": 300, "bounds": box}
+            yield f"bounds/{problem.name}", lambda f=problem.fun, x0=x0, o=o: minimised(f, x0, **o)
+    t = torch.linspace(0.1, 10.0, 60, dtype=torch.float64)
+    models = {
+        "decay": (lambda a, b, c: a * torch.exp(-b * t) + c, (3.0, 0.7, 0.5)),
+        "peak": (lambda a, m, w: a * torch.exp(-(((t - m) / w) ** 2)), (2.0, 5.0, 1.0)),
+        "michaelis": (lambda v, k: v * t / (k + t), (3.0, 1.5)),
+    }
+    for name, (curve, true) in models.items():
+        noise = torch.randn(40, len(t), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        data = curve(*true) + 0.05 * noise
+        yield f"fits/{name}", lambda curve=curve, true=true, data=data: fitted(curve, true, data[0])
+        yield f"rows/{name}", lambda curve=curve, true=true, data=data: fitted_rows(curve, true, data, t)
     for kind in ("SANC", "SCR", "ARC", "CR", "CRM", "NCD"):
         for preset in ("robust", "paper", "authors"):
             yield f"optimisers/{kind}/{preset}", lambda kind=kind, preset=preset: trained(kind, preset, 60)

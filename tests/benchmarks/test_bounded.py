@@ -8,6 +8,7 @@ import pytest
 from benchmarks import bounded
 from benchmarks.bounded_problems import problems
 from benchmarks.common import zoo
+from benchmarks.reporting import read_rows
 
 PROBLEMS = problems()
 
@@ -42,3 +43,24 @@ def test_the_command_compares_methods(tmp_path, capsys):
     assert "| sanc     | –           |\n| L-BFGS-B | SADDLE-FACE |" in printed
     assert {"bounded.json", "bounded.csv", "table.md", "bounded.png"} <= {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "bounded.csv").read_text().count("\n") == 7
+    certified = [run["method"] for run in read_rows(tmp_path / "bounded.csv") if run["certificate"]]
+    assert set(certified) == {"sanc"}
+
+
+def test_the_sentence_compares_with_l_bfgs_b():
+    counts = {"sanc": (4, 3, 5, 1), "L-BFGS-B": (10, 10, 0, 0)}
+    runs = [
+        {"problem": p, "method": m, "solved": (m, p) != ("L-BFGS-B", "r"), "saddle": False, "outside": 0,
+         "wrong": (m, p) == ("L-BFGS-B", "r"), "nfev": f, "njev": g, "products": h, "certificate": c}
+        for p in "pqr" for m, (f, g, h, c) in counts.items()
+    ]  # fmt: skip
+    text = bounded.in_words(runs)
+    assert "solves 3 of 3 problems with bounds, and 0 of its successes are wrong; L-BFGS-B solves 2, and 1" in text
+    assert f"needs {7 / 20:.2f} times the evaluations" in text
+    assert f"L-BFGS-B does {30 / (4 + 6 + 4 * 6):.2f} times the work" in text
+
+
+def test_products_and_work_include_the_certificate():
+    run = {"method": "sanc", "solved": True, "nfev": 5, "njev": 3, "products": 7, "certificate": 2}
+    kinds = ("fg", "products", "work")
+    assert [float(bounded.costs([run], "sanc", kind)[0]) for kind in kinds] == [8.0, 9.0, 5 + 2 * 3 + 4 * 9]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
-from benchmarks import check
+from benchmarks import check, deterministic, readme
+from benchmarks.reporting import read_runs
 
 PAGE = """# Page
 
@@ -23,7 +25,7 @@ RECOMPUTED = """
 | peer | 1 | 30 | 2.50 | 3 |
 | sanc | 2 | 12 | 1 | 2 |
 """
-LARGE = ["estimators.md", "logistic-and-mlp.md", "networks.md", "networks/table.md", "sensitivity.md"]
+LARGE = ["estimators.md", "logistic-and-mlp.md", "networks.md", "networks/table.md", "../report.md", "sensitivity.md"]
 PAGES = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in check.PAGES]
 
 
@@ -43,12 +45,28 @@ def test_a_table_without_runs_is_counted():
     assert check.compare(PAGE, [], ["f ratio"]) == check.Comparison(0, 1, ())
 
 
-def test_a_number_of_the_readme_that_does_not_follow_is_found():
-    readme = "| [9 problems](docs/results/a.md#part) | peer | 12 and 30 × |\n| [text](docs/b.md) | peer | 7 |\n"
-    assert check.check_readme(readme, {"a.md": [RECOMPUTED, "9 problems"]}) == check.Comparison(1, 0, ())
-    assert check.check_readme(readme, {"a.md": ["9 problems, 12"]}).wrong == (
-        "9 problems: 30 not in what a.md rests on",
-    )
+@pytest.mark.parametrize(("intro", "wrong"), [
+    ("It takes 12 f of $10^3$.", []), ("It takes 13 f.", ["in the first paragraph, from no run: 13"]),
+    ("It takes 12 f.\n\nThat is 13 less.", []), ("It takes 7 f.", []),
+])  # fmt: skip
+def test_a_number_in_the_first_paragraph_that_follows_from_no_run_is_found(intro, wrong):
+    """7 stands in a table without runs."""
+    table = "| method | seconds |\n|---|---|\n| sanc | 7 |\n"
+    page = PAGE.replace("# Page\n", f"# Page\n\n{intro}\n\n{table}")
+    assert list(check.compare(page, [RECOMPUTED], ["seconds"]).wrong) == wrong
+
+
+ROW = "| [9 problems](docs/results/a.md#part) | peer | 12 and 30 × |"
+
+
+@pytest.mark.parametrize(("table", "wrong"), [
+    (ROW, []), ("", [f"not in the table: {ROW}"]), (f"{ROW}\n{ROW.replace('a.md', 'b.md')}", []),
+    (ROW.replace("12", "13"), [f"not in the table: {ROW}", f"from no run: {ROW.replace('12', '13')}"]),
+    (f"{ROW}\n{ROW.replace('9', '8')}", [f"from no run: {ROW.replace('9', '8')}"]),
+])  # fmt: skip
+def test_the_readme_has_the_rows_of_a_page_and_no_others(table, wrong):
+    found = check.check_readme(f"Text.\n\n{table}\n", {"a.md": [ROW]})
+    assert list(found.wrong) == wrong and found.agree == (ROW in table)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -57,19 +75,46 @@ def test_the_tables_of_a_page_follow_from_its_runs(name):
     assert found.wrong == () and found.agree
 
 
-@pytest.mark.parametrize("names", [
-    [name for name in check.PAGES if name not in LARGE], pytest.param(list(check.PAGES), marks=pytest.mark.slow),
-], ids=["small", "all"])  # fmt: skip
-def test_the_results_in_the_readme_follow_from_the_runs(names):
+@cache
+def rows(page):
+    return readme.ROWS[page]()
+
+
+def test_every_result_in_the_readme_follows_from_the_runs():
     text = (check.ROOT / "README.md").read_text(encoding="utf-8")
-    found = check.check_readme(text, {name: check.PAGES[name]() for name in names})
-    rows = re.findall(r"^\| \[[^\]]+\]\(docs/results/([\w-]+\.md)", text, re.MULTILINE)
-    assert found.wrong == () and found.agree + found.without == sum(name in names for name in rows) >= 5
+    table = re.findall(r"^\| \[.+$", text.split("## Measured")[1].split("\n![")[0], re.MULTILINE)
+    found = check.check_readme(text, {page: rows(page) for page in readme.ROWS})
+    assert found == check.Comparison(len(table), 0, ()) and len(table) >= 10
+
+
+@pytest.mark.parametrize("page", readme.ROWS)
+def test_every_digit_that_changes_in_a_row_of_the_readme_is_found(page):
+    text = (check.ROOT / "README.md").read_text(encoding="utf-8")
+    digits = 0
+    for row in rows(page):
+        link = range(row.index("]("), row.index(") |"))
+        for place in [match.start() for match in re.finditer(r"\d", row) if match.start() not in link]:
+            changed = row[:place] + str((int(row[place]) + 1) % 10) + row[place + 1 :]
+            assert check.check_readme(text.replace(row, changed), {page: rows(page)}).wrong, changed
+            digits += 1
+        assert check.check_readme(text.replace(f"{row}\n", ""), {page: rows(page)}).wrong
+    assert digits >= 2 * len(rows(page))
+
+
+def test_sentences_that_other_pages_repeat_follow_from_the_runs():
+    texts = {name: (check.ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md",
+                                                                                "docs/robust.md")}  # fmt: skip
+    runs = read_runs(check.RESULTS / "deterministic.jsonl.gz")
+    assert all(deterministic.stuck_in_words(runs) in text for text in texts.values())
+    page = (check.RESULTS / "networks.md").read_text(encoding="utf-8")
+    parts = re.search(r"^\| no-escape .*\| +(\d+ of \d+) \|$", page, re.MULTILINE)
+    assert parts and f"where {parts[1]} runs have the same losses" in texts["docs/robust.md"]
 
 
 def test_every_page_of_results_with_a_table_is_checked():
     pages = {str(page.relative_to(check.RESULTS)) for page in check.RESULTS.rglob("*.md")}
-    assert (pages - {"README.md", "data.md"}) | {"../integrations.md"} == {*check.PAGES, *check.WITHOUT_RUNS}
+    others = {"../integrations.md", "../report.md"}
+    assert (pages - {"README.md", "data.md"}) | others == {*check.PAGES, *check.WITHOUT_RUNS}
 
 
 def test_the_command_prints_a_line_for_each_page(capsys):

@@ -55,8 +55,33 @@ def test_failures_count_as_infinite():
     mine, other = deterministic.summary(runs, [])
     assert (mine["solved"], mine["nfev_all"], mine["nfev_common"], mine["common"]) == (3, 20.0, 10.0, 1)
     assert (other["solved"], other["nfev_all"], other["nfev_ratio"]) == (1, math.inf, 2.0)
+    assert (mine["products_all"], mine["products_common"]) == (42.0, 22.0)  # with those of the certificate
     table = deterministic.table_of([mine | {"nfev_common": 10.5}, other])
     assert "∞" in table and "10.5" in table
+
+
+def test_starts_that_lead_to_a_saddle_are_counted_beside_the_saddles():
+    names = [zoo.SADDLES[0].name, zoo.SADDLES[1].name, zoo.HIDDEN[0].name]
+    ends = {"sanc": (0, 0, 0), "trust-exact": (1, 1, 0), "BFGS": (1, 1, 1)}
+    runs = [{"set": deterministic.STARTS, "problem": name, "method": method, "saddle": bool(saddle)}
+            for method, saddles in ends.items() for name, saddle in zip(names, saddles, strict=True)]  # fmt: skip
+    assert deterministic.stuck(runs) == (2, 1, 0, [2, 3])
+    assert deterministic.stuck_in_words(runs) == (
+        "`sanc.minimize` is stuck at 0 of 3 starts, 2 exact saddles and 1 starts that lead to one; SciPy's methods are "
+        "stuck at 2 to 3"
+    )
+
+
+def test_the_sentence_on_test_functions_has_the_lowest_medians_of_the_peers():
+    counts = {"sanc": (10, 20, 3), "trust-ncg": (14, 22, 0), "Newton-CG": (15, 21, 0), "L-BFGS-B": (5, 0, 0)}
+    runs = [
+        {"set": which, "problem": p, "method": method, "solved": (method, p) != ("trust-ncg", "q"), "global": True,
+         "small_gradient": True, "saddle": False, "certificate": c, "seconds": 0.1, "nfev": f, "njev": f, "products": h}
+        for which in ("zoo", "unseen") for p in "pqr" for method, (f, h, c) in counts.items()
+    ]  # fmt: skip
+    text = deterministic.in_words(runs)
+    assert "solves 3 of 3 test functions and 3 of 3 problems" in text and "methods solve 3 and 3." in text
+    assert "a median of 10 evaluations and 23 Hessian products" in text and "of the peers are 14 and 21." in text
 
 
 def test_the_command(tmp_path, capsys):
@@ -115,3 +140,15 @@ def test_rows_of_the_ablation():
     assert (logistic["calls"], logistic["sigma"]) == (0.7, 3.0) and math.isclose(logistic["gap"], 0.2)
     assert (mlp["evaluations"], mlp["loss"], mlp["worst"]) == (math.inf, 1.0, 1.5)
     assert ablation.report(runs).count("∞") == 1
+
+
+def test_problems_solved_within_a_limit_of_evaluations_count_all_of_them():
+    def run(method, work, solved=True):
+        return {"set": "zoo", "problem": "P", "n": 9, "method": method, "solved": solved, "nfev": work, "njev": 10,
+                "products": 20, "certificate": 5}  # fmt: skip
+
+    runs = [run("sanc", 265), run("sanc", 266), run("BFGS", 1965), run("BFGS", 10, solved=False)]
+    assert deterministic.evaluations(runs[0]) == 300
+    lines = [line.split("|")[2:-1] for line in deterministic.table_within_limits(runs).splitlines()[2:]]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert cells == [["300", "1", "0"], ["1000", "2", "0"], ["2000", "2", "1"]]

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import intervals
+from benchmarks.suite_tables import final_ratios, fitted, overview_cells, summary
 
 
 def run(task: str, method: str, seed: int, at: int, lr: float | None = None) -> dict[str, Any]:
@@ -57,6 +58,43 @@ def test_final_losses_are_compared_without_those_of_zero() -> None:
         if one["seed"] == 0 and one["method"] in ("sanc", "diagonal"):
             one["curve"]["train"][-1] = {"sanc": 0.25, "diagonal": 1.0}[one["method"]]
     assert intervals.paired(listed, "diagonal").finals == pytest.approx([math.log(4.0)] * 2)
+    assert intervals.paired(listed, "diagonal", without=["vit"]).finals == pytest.approx([math.log(4.0)])
+
+
+def test_marks_are_those_of_both_tests_after_the_correction_over_the_rows() -> None:
+    """One row is compared with SciPy's tests; as two rows the smaller p-value has to be below half the level."""
+    rng = np.random.default_rng(0)
+    for shift, spread in ((0.0, 0.03), (0.05, 0.06), (0.3, 0.5), (1.0, 0.5), (0.05, 0.1), (0.02, 0.08)):
+        logs = list(rng.normal(shift, spread, 11))
+        differs = stats.wilcoxon(logs).pvalue
+        inside = max(stats.ttest_1samp(logs, math.log(1.1), alternative="less").pvalue,
+                     stats.ttest_1samp(logs, -math.log(1.1), alternative="greater").pvalue)  # fmt: skip
+        assert intervals.p_value(logs) == differs
+        for rows, level in (([logs], 0.05), ([logs, list(rng.permutation(np.linspace(-5, 5, 12)))], 0.025)):
+            text, marks = intervals.marked(rows)[0], "*" * int(differs < level) + "≈" * int(inside < level)
+            assert text == intervals.shown(logs) + marks
+    assert intervals.marked([[], [0.0] * 11]) == ["–", "1.00 [1.00, 1.00]≈"] and intervals.p_value([0.0]) == 1.0
+
+
+def test_final_losses_of_fitted_tasks_are_in_no_mean() -> None:
+    """On rnn the peer ends at 1e-4 of the target, and sanc at twice that; only the other task counts."""
+    ends = {("vit", "adamw"): 1.0, ("vit", "sanc"): 0.5, ("vit", "soap"): 0.25, ("vit", "diagonal"): 2.0,
+            ("rnn", "adamw"): 1.0, ("rnn", "sanc"): 2e-4, ("rnn", "soap"): 1e-4, ("rnn", "diagonal"): 0.5}  # fmt: skip
+    rates = {"adamw": 0.001, "soap": 0.003}
+    listed = []
+    for (task, method), end in ends.items():
+        listed.append(run(task, method, 0, 4, rates.get(method)))
+        listed[-1]["curve"]["train"] = [5.0] * 10 + [end]
+    rows = summary(listed)
+    assert fitted(rows) == ["rnn"]
+    assert intervals.ratios(rows, "soap tuned", "final") == pytest.approx([math.log(2.0)])
+    assert len(intervals.ratios(rows, "soap tuned", "ratio")) == 2
+    (line,) = [line for line in intervals.parts_table(listed).splitlines() if line.startswith("| diagonal")]
+    assert line.count("4.00 [4.00, 4.00]") == 2
+    assert overview_cells(rows, "soap tuned")[2] == "0.250" and final_ratios(rows, "sanc", "soap tuned") == [2.0]
+    table = intervals.fitted_table(listed).splitlines()
+    assert [cell.strip() for cell in table[2].split("|")[1:3]] == ["sanc", "0.0002"]
+    assert "Without *rnn*, the final loss is 0.50 [0.50, 0.50] times AdamW's" in intervals.in_words(listed)
 
 
 def test_the_command_prints_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,8 +72,10 @@ def test_the_comparison_in_words() -> None:
         {"calls_robust": 1.0, "calls_paper": 8.0, "gap_robust": 1e-3, "gap_paper": 2e-3, "gap_sgd": 5e-4},
         {"calls_robust": 3.0, "calls_paper": 4.0, "gap_robust": 3e-3, "gap_paper": 4e-3, "gap_sgd": 5e-3},
     ]
+    rows = [row | about for row, about in zip(rows, ({"set": "a", "n": 9}, {"set": "b", "n": 8}), strict=True)]
     words = stochastic.in_words(rows)
     assert "in 12 to 75 % of the calls" in words and "in 2 of 2 rows, and lower than SGD in 1." in words
+    assert "in 75 % on b, the smallest set, and in at most 12 % on the others." in words
 
 
 def test_missing_data_are_reported(

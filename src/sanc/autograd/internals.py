@@ -61,7 +61,7 @@ def forward_mode_enabled() -> AbstractContextManager[Any]:
     """Return a context in which forward-mode derivatives are computed.
 
     Torch disables them inside the method `jvp` of a Function, so that the tangents of an outer forward mode would be
-    lost. Without the undocumented setter they are lost.
+    zero. Without the undocumented setter they are zero.
     """
     setter = getattr(forward_ad, "_set_fwd_grad_enabled", None)
     return nullcontext() if setter is None else setter(True)

@@ -27,7 +27,7 @@ _GENERATORS_LOCK = threading.RLock()
 _WATCH_FACTOR = 10.0
 """Time for which generators are watched for draws of other threads, in multiples of the time of an evaluation.
 
-A thread that draws at the rate r is taken for the closure if it draws during an evaluation of time T, and not during
+A thread that draws at the rate r is mistaken for the closure if it draws during an evaluation of time T, and not during
 the time 10 T after it. The probability is (1 - exp(-rT)) exp(-10 rT), at most 0.035 for any r.
 """
 _MAX_WATCH_SECONDS = 1.0
@@ -154,18 +154,18 @@ class StepRandomness:
         """
         evaluation = _Evaluation(function, undo, seed)
         not_seeded = [g for g in self._generators if g not in self._seeded]
-        untested = {g for g in not_seeded if kind not in self._tests[g].tested_kinds}
+        new_generators = {g for g in not_seeded if kind not in self._tests[g].tested_kinds}
         for g in self._generators:
             self._tests[g].tested_kinds.add(kind)
         # Another thread would draw the same numbers again from a generator that is seeded with this seed twice.
-        seedable = [g for g in not_seeded if g in untested and not self._tests[g].shared]
+        seedable = [g for g in not_seeded if g in new_generators and not self._tests[g].shared]
         if seedable:
             return self._test_seeded(evaluation, seedable, {})
         before = _states(self._generators)
         result = _call_undrawn_on_error(function, {g: before[g] for g in not_seeded})
         changed = _changed_since(before)
         self._drawn |= changed & self._seeded.keys()
-        unexplained = [g for g in not_seeded if g in changed and (g in untested or self._is_due(g))]
+        unexplained = [g for g in not_seeded if g in changed and (g in new_generators or self._is_due(g))]
         self._count_disturbed(changed.difference(self._seeded))
         if not unexplained:
             return result

@@ -24,7 +24,7 @@ Dense = TypeVar("Dense", bound="DenseModel")
 _SINGULAR_RATIO = 1e-12
 """Ratio of the extreme eigenvalues below which a semidefinite Hessian counts as singular.
 
-Along its null space the gradient is roundoff, and Newton's step would be that divided by zero.
+Along its null space the gradient is roundoff, and Newton's step would divide that roundoff by a zero eigenvalue.
 """
 
 

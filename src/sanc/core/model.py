@@ -243,11 +243,13 @@ class CubicModel(KrylovModel):
         The paper does not (0). Preset "robust" has 12: each rejection halves the step norm at least, so that the last
         step has at most 1/4096 of the first norm. Then the escape rule follows.
     first_radius : float or None
-        Limit on the step norm, in units of the length scale ℓ: σ is raised until ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖),
-        where s_last is the last step. ℓ = max(ℓ₀, ‖x‖/10), with ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)) at the
-        first point x₀. The first step is limited only if σ determines its norm, because the Krylov space has little or
-        negative curvature. If σ was set by this rule or is the initial one, and f decreases by more than predicted,
-        longer steps in the same space are tried at once. None: no limit.
+        Limit on the step norm; None: no limit. σ is raised until
+
+            ‖s‖ ≤ max(first_radius·ℓ, 3‖s_last‖),  ℓ = max(ℓ₀, ‖x‖/10),  ℓ₀ = min(‖g‖²/‖Bg‖, max(‖x₀‖/10, |f|/‖g‖)),
+
+        where s_last is the last step, and ℓ₀ is the length scale of the first point x₀. The first step is limited only
+        if σ determines its norm, as with little or negative curvature. While no value of f has confirmed σ, a decrease
+        that exceeds the prediction leads to longer steps in the same space.
     """
 
     max_resolves: int = setting(0, COUNT)

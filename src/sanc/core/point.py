@@ -145,8 +145,8 @@ class Point:
     def evaluate(self, trial: Vector) -> float:
         """Return f at a trial point, on the sample of ρ.
 
-        NaN if the point is not finite; −∞ if it is below f(x) on S_g by more than (|f(x)| + unit of f)/eps²:
-        a single such value is not trusted.
+        NaN if the point is not finite; −∞ if the value is below f(x) on S_g by more than (|f(x)| + unit of
+        f)/eps²: a single such value is not trusted.
         """
         value = self.oracle.gradient_sample_value(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):

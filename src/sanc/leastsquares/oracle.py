@@ -261,7 +261,9 @@ class ResidualOracle(CallableOracle):
     def weighted_columns(self, z: Any, w: Floats) -> Any:
         """Return Jᵀw, in scaled variables, with the Jacobian at a point of a difference, which is not cached."""
         x = self.unscaled(z)
-        r = self.residuals(x) if self.residuals.is_differenced else w  # a Jacobian of the caller needs the length alone
+        r = (
+            self.residuals(x) if self.residuals.is_differenced else w
+        )  # of w, a Jacobian of the caller uses only the size
         return self.variables.gradient(self.residuals.jacobian(x, r).T @ w)
 
     def whole_matrix(self, z: Any) -> tuple[Floats, float] | None:

@@ -235,8 +235,8 @@ class _RowFits:
     def run(self, start: Tensor, restarts: int) -> None:
         """Fit all rows, fit those again that failed or fit poorly, from parameters of other rows, and keep the best.
 
-        With restarts, the trial points of a row are limited at first, so that no row waits for one on a long detour.
-        Those that did not end go on beside the fits from other parameters, and at last alone.
+        With restarts, the trial points of a row are limited at first, so that no row waits for one that needs
+        many. Those that did not end go on beside the fits from other parameters, and at last alone.
         """
         first, later = (_FIRST_TRIALS, 2 * _FIRST_TRIALS) if restarts else (math.inf, math.inf)
         self._run.run(start, self.lower, self.upper, max_trials=first)

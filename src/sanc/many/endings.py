@@ -47,8 +47,8 @@ def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
     d = torch.randn(x.shape, generator=torch.Generator().manual_seed(NOISE_SEED), dtype=torch.float64).to(x.device)
-    length = torch.maximum(rows.x_norm, LEAST_FRACTION * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
-    step = (NOISE_SPACING * problem.eps * length)[:, None] * d * rows.scale
+    line_length = torch.maximum(rows.x_norm, LEAST_FRACTION * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
+    step = (NOISE_SPACING * problem.eps * line_length)[:, None] * d * rows.scale
     points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
     if rows.lower is not None:
         points = [point.clamp(rows.lower, rows.upper) for point in points]

@@ -117,8 +117,8 @@ class ManyIteration:
     def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor) -> Tensor:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
-        length = torch.maximum(rows.unit_length, rows.x_norm)
-        term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length, rows.unit_value)
+        length_scale = torch.maximum(rows.unit_length, rows.x_norm)
+        term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
         below_cancellation = rules.is_within_cancellation(actual, predicted, term_size, eps)
         below_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
         indices = torch.nonzero(below_cancellation).reshape(-1)
@@ -389,8 +389,8 @@ class ManyIteration:
         product_norm = torch.linalg.vector_norm(rows.spectra.values * c, dim=1) / torch.linalg.vector_norm(c, dim=1)
         grad_norm = torch.where(rows.grad_norm <= self.problem.eps * product_norm * rows.x_norm, 0.0, rows.grad_norm)
         product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, hessian_norm)
-        length, unit_cubic = rules.measure_units(rows.point.value, grad_norm, product_norm, rows.x_norm)
-        rows.unit_length = torch.where(first, length, rows.unit_length)
+        length_scale, unit_cubic = rules.measure_units(rows.point.value, grad_norm, product_norm, rows.x_norm)
+        rows.unit_length = torch.where(first, length_scale, rows.unit_length)
         rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
         rows.sigma = torch.where(first, self.problem.first_sigma(rows), rows.sigma)
 

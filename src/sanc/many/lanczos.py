@@ -21,13 +21,17 @@ MAX_CERTIFICATE_DIM = 200
 """Largest Krylov dimension of a certificate; rows that it does not decide end without one."""
 _FIRST_TEST_DIM = 4
 """Krylov dimension of the first test of accuracy."""
+_STEP_TEST_DIVISOR, _CERTIFICATE_TEST_DIVISOR = 2, 4
+"""The next test follows after half, or a quarter, more products: a step needs few tests, and a certificate more."""
+_PAIR_SHARE = 0.5
+"""Share of the mean squared entry that an eigenvector of T needs in the space of its row to be one of that space."""
 
 
 class RowLanczos:
     """Lanczos processes with the Hessians of all rows, with full reorthogonalisation.
 
-    A row whose Krylov space is complete continues with zero vectors. Their diagonal entries of T are as large as its
-    norm, so that they have no effect on steps and on the smallest eigenvalue.
+    A row whose Krylov space is complete continues with zero vectors. Their diagonal entries of T are ‖T‖, so that they
+    have no effect on steps and on the smallest eigenvalue.
 
     Parameters
     ----------
@@ -100,7 +104,7 @@ def step_spectra(process: RowLanczos, max_residual: Callable[[Tensor, Tensor, Te
     dim : int
         Variables of a row.
     """
-    for is_last in _tests(process, min(dim, MAX_DIM), 2):
+    for is_last in _tests(process, min(dim, MAX_DIM), _STEP_TEST_DIVISOR):
         values, vectors = process.eigenpairs()
         c = process.start_norm[:, None] * vectors[:, 0]
         if is_last or bool((max_residual(values, c, process.beta[-1][:, None] * vectors[:, -1]) <= 1.0).all()):
@@ -154,7 +158,7 @@ def certified_spectra(process: RowLanczos, g: Tensor, tol: Tensor, confidence: f
     They are extended until each row has negative curvature beyond `tol` or a bound above −`tol`.
     """
     dim = g.shape[1]
-    for is_last in _tests(process, min(dim, MAX_CERTIFICATE_DIM), 4):
+    for is_last in _tests(process, min(dim, MAX_CERTIFICATE_DIM), _CERTIFICATE_TEST_DIVISOR):
         values, vectors = process.eigenpairs()
         rounding = ROUNDING_ERRORS * eps * process.dim**0.5 * values.abs().amax(1)
         negative = values[:, 0] + rounding < -tol
@@ -178,7 +182,7 @@ def _missed(
         ended = np.flatnonzero(beta == 0.0)
         used = int(ended[0]) + 1 if len(ended) else len(beta)
         if used < len(beta):  # the Krylov space of this row is complete
-            kept = np.abs(row_vectors[:used]).max(0) > 0.5 / len(beta)
+            kept = np.abs(row_vectors[:used]).max(0) > _PAIR_SHARE / len(beta)
             row_values, row_vectors = row_values[kept], row_vectors[:used][:, kept]
         off_diagonal = _OffDiagonal(beta[:used].tolist(), float(beta[used - 1]))
         spectrum = Spectrum(row_values, row_vectors)

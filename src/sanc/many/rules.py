@@ -56,9 +56,9 @@ def ratio(actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
     return torch.where(valid, (actual + value_rounding) / (predicted + value_rounding), torch.nan)
 
 
-def largest_term(value: Tensor, hessian_norm: Tensor, length: Tensor, unit_value: Tensor) -> Tensor:
+def largest_term(value: Tensor, hessian_norm: Tensor, length_scale: Tensor, unit_value: Tensor) -> Tensor:
     """Return the size of the largest term of each f (`sanc.core.acceptance.largest_term`)."""
-    return torch.maximum(value.abs(), torch.minimum(hessian_norm * length * length, unit_value))
+    return torch.maximum(value.abs(), torch.minimum(hessian_norm * length_scale * length_scale, unit_value))
 
 
 def is_within_cancellation(actual: Tensor, predicted: Tensor, term_size: Tensor, eps: float) -> Tensor:
@@ -164,11 +164,11 @@ def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm
     first = torch.minimum(cauchy, torch.maximum(x_length, value.abs() / grad_norm))
     first = torch.where((first > 0.0) & (first < torch.inf), first, cauchy)
     stationary = torch.where(has_product, torch.maximum(x_length, (value.abs() / product_norm).sqrt()), x_length)
-    length = torch.where(has_gradient, first, stationary)
-    length = torch.where((length > 0.0) & (length < torch.inf), length, 1.0)
-    grad_norm_per_length = grad_norm / length
-    unit = torch.where(grad_norm_per_length > 0.0, grad_norm_per_length, product_norm) / length
-    return length, torch.where((unit > 0.0) & (unit < torch.inf), unit, 1.0)
+    length_scale = torch.where(has_gradient, first, stationary)
+    length_scale = torch.where((length_scale > 0.0) & (length_scale < torch.inf), length_scale, 1.0)
+    grad_norm_per_length = grad_norm / length_scale
+    unit = torch.where(grad_norm_per_length > 0.0, grad_norm_per_length, product_norm) / length_scale
+    return length_scale, torch.where((unit > 0.0) & (unit < torch.inf), unit, 1.0)
 
 
 def first_sigma(unit_cubic: Tensor) -> Tensor:
@@ -178,8 +178,8 @@ def first_sigma(unit_cubic: Tensor) -> Tensor:
 
 def max_step_norm(unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
     """Return the limit on the step norm that `first_radius` describes (`CubicModel`)."""
-    length = torch.maximum(unit_length, X_FRACTION * x_norm)
-    return torch.maximum(FIRST_RADIUS * length, MAX_GROWTH_FACTOR * last_step_norm)
+    length_scale = torch.maximum(unit_length, X_FRACTION * x_norm)
+    return torch.maximum(FIRST_RADIUS * length_scale, MAX_GROWTH_FACTOR * last_step_norm)
 
 
 def tries_longer_step(rho: Tensor, next_sigma: Tensor, sigma: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ _MEMORY_SHARE = 0.25
 _NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
 _WAITING_PER_ACTIVE = 8
-"""Rows that wait for their whole Hessian, for each row in the batch, before they are tested: a few times in a run."""
+"""The whole Hessians of waiting rows are computed when as many of them wait for each active row."""
 _REPORT_SECONDS = 0.2
 """Seconds between two lines of progress."""
 

@@ -17,8 +17,9 @@ _RESET_ON_RESTART = {"reset_on_restart": True}
 class MinibatchState:
     """The state of the iteration without the preconditioner: numbers and vectors.
 
-    Each field has its meaning as a comment behind it. Vectors are never changed in place, and only the iteration writes
-    a state. A number that is not known yet is NaN. `sanc.core.saved` describes the other metadata of fields.
+    Each field has its meaning as a comment behind it or above it. Vectors are never changed in place, and only the
+    iteration writes a state. A number that is not known yet is NaN. `sanc.core.saved` describes the other metadata of
+    fields.
     """
 
     # Both phases.
@@ -46,12 +47,10 @@ class MinibatchState:
     # Gradient norms in units of `gradient_unit`; the last three belong to the first steps.
     grad_norm_mean_square: float = field(default=1.0, metadata=_RESET_ON_RESTART)
     largest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
-    smallest_grad_norm: float = field(
-        default=1.0, metadata=_RESET_ON_RESTART
-    )  # without those far smaller than all before
-    far_smaller_gradients: int = field(
-        default=0, metadata=_RESET_ON_RESTART
-    )  # consecutive ones far smaller than all before
+    # Without those far smaller than all before.
+    smallest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
+    # Consecutive gradients far smaller than all before.
+    far_smaller_gradients: int = field(default=0, metadata=_RESET_ON_RESTART)
     # The averaged phase: the step size and the distance bound.
     peak_lr: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
@@ -59,9 +58,8 @@ class MinibatchState:
     distance_bound: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _RESET_ON_RESTART)
     step_norm_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of ‖step‖_1, weighted as in z − x
     offset_norm: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # ‖z − x‖_1
-    distance_numerator: float = field(
-        default=0.0, metadata={"signed": True} | _RESET_ON_RESTART
-    )  # of the distance bound
+    # The numerator of the distance bound.
+    distance_numerator: float = field(default=0.0, metadata={"signed": True} | _RESET_ON_RESTART)
     # The averaged phase: the loss.
     loss_count: int = 0  # number of losses in the running mean
     loss_mean: float = field(default=math.nan, metadata=_RESET_ON_RESTART)  # running mean of the loss

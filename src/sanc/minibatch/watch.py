@@ -12,8 +12,8 @@ from sanc.minibatch.state import MinibatchState
 _REQUIRED_REDUCTION = 0.5
 """The second-order phase continues only if the loss falls by this factor within the limits below."""
 _SHORT_STEP_LIMIT, _LONG_STEP_LIMIT = 1, 8
-"""Second-order steps in which the loss has to be reduced, if the last step was shorter or longer than an averaged step.
-A short step moves the parameters less than one averaged step, and costs as much as twelve of them."""
+"""Second-order steps in which the loss has to be halved: one after a step shorter than an averaged one, eight after a
+longer one. A short step moves the parameters less than one averaged step, and costs as much as twelve of them."""
 _DISAGREEMENT_LIMIT = 2
 """Consecutive batches that disagree with the last step and thereby end the second-order phase."""
 _LARGE_DISAGREEMENT = 10.0

@@ -89,8 +89,8 @@ class Result(Entries, Generic[P]):
     hvp : str
         How torch computed Hessian products; empty if it did not.
     active, multipliers, weakly_active : array, Tensor or pytree of these
-        With bounds: −1 at the lower bound, 1 at the upper one, otherwise 0; the gradient at active bounds; and where a
-        multiplier is too small to tell whether its bound is active.
+        With bounds: −1 at the lower bound, 1 at the upper one, otherwise 0; the gradient at active bounds; and where
+        the multiplier of an active bound is zero within its error.
     record : Record
         In a callback: the record of the last iteration.
     state : dict

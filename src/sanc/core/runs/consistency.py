@@ -27,7 +27,7 @@ _SECOND_DIFFERENCE_ERRORS = 4.0
 _RELATIVE_ERROR = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
 _ASYMMETRY = 1e-4
-"""The same for vᵀHu − uᵀHv. Products have no truncation error, so that it is smaller."""
+"""Relative size of vᵀHu − uᵀHv above which products are inconsistent: smaller, since they have no truncation error."""
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
 """Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
 6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
@@ -36,7 +36,8 @@ _SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)
 _SMALL_GRADIENT_STEPS = (1e-4, 1e-6)
 """Steps of the two central differences that have to agree before a small gradient is called inconsistent."""
 _LARGER_DERIVATIVE, _ROUNDOFF_MARGIN = 10.0, 100.0
-"""A derivative of f is far larger than a gradient if it differs by ten times that, and by a hundred roundoffs."""
+"""f has a far larger derivative than the gradient shows if a difference quotient differs from the gradient by more than
+ten times the gradient plus a hundred rounding errors."""
 _RELIABLE_ERRORS = 4.0
 """Differenced gradients are reliable if their norm exceeds this many errors."""
 _DIFFERENCE_ERRORS = 10.0

@@ -59,9 +59,16 @@ class Run:
 
     Attributes
     ----------
-    oracle, iteration, limits, x, seed
-        The objective, possibly scaled; the iteration with its state; the limits, scaled alike; the current point; and
-        the seed of probes. With bounds, objective and point have the free variables alone.
+    oracle : Oracle
+        The objective, possibly scaled; with bounds, as a function of the free variables alone.
+    iteration : IterationProtocol
+        The iteration with its state.
+    limits : Limits
+        The limits, scaled as the objective is.
+    x : vector
+        The current point; with bounds, its free variables.
+    seed : int
+        Seed of probes for negative curvature.
     box : Box or None
         The bounds; None: there are none.
     history : list of Record

@@ -62,8 +62,8 @@ class Ending:
     certificate : Certificate or None
         That of the point, if the test computed it.
     gradient_rounding : float
-        The error of the gradient, if the point has to be tested again with this tolerance. If there is a cause too, the
-        run ends with it unless that error can change f only slightly.
+        The error of the gradient, if it is not 0. The point is then tested again with this tolerance on ‖g‖. If there
+        is a `cause` too, the run ends with it unless an error of that size changes f only slightly.
     """
 
     status: Status | None = None

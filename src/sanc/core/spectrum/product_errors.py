@@ -14,13 +14,17 @@ NONLINEARITY_FACTOR = 10.0
 """Asymmetry up to this many times the measured nonlinearity counts as inaccuracy: ten errors, as for differences."""
 
 
+_LINEARITY_PROBES = 3
+"""Random pairs of vectors whose largest nonlinearity counts."""
+
+
 def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed: int = 0) -> float:
-    """Return the largest of three ‖H(au + bv) − aHu − bHv‖ with random unit vectors u, v and au + bv.
+    """Return the largest of a few ‖H(au + bv) − aHu − bHv‖ with random unit vectors u, v and au + bv.
 
     Products that are exact to roundoff are linear to roundoff, even with a wrong or asymmetric Hessian.
     """
     largest = 0.0
-    for k in range(3):
+    for k in range(_LINEARITY_PROBES):
         u, v = (space.normal(np.random.default_rng((seed, k, j))) for j in range(2))
         u, v = u / space.norm(u), v / space.norm(v)
         norm = space.norm(u + v)

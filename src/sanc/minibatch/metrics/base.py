@@ -83,17 +83,27 @@ class Preconditioner(ABC):
     def refresh(self, part: int = 0) -> None:  # noqa: B027 - not every metric has something to refresh
         """Update quantities of one part that are too expensive for every step, such as eigenbases."""
 
-    @abstractmethod
+    def state(self) -> list[dict[str, Tensor]]:
+        """Return for every parameter the tensors that `update` and `refresh` change in place, by name.
+
+        They have at least one dimension. The three methods below follow from it; a preconditioner whose saved tensors
+        have another layout has these three instead.
+        """
+        raise NotImplementedError
+
     def tensors(self) -> list[Tensor]:
         """Return every tensor that `update` and `refresh` change in place, so that a recording can restore them."""
+        return [tensor for entry in self.state() for tensor in entry.values()]
 
-    @abstractmethod
     def save(self) -> list[dict[str, Tensor]]:
         """Return for every parameter the tensors of its state, by name, as copies with at least one dimension."""
+        return [{name: tensor.clone() for name, tensor in entry.items()} for entry in self.state()]
 
-    @abstractmethod
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
         """Restore the tensors that `save` returned."""
+        for known, entry in zip(self.state(), saved, strict=True):
+            for name, tensor in known.items():
+                tensor.copy_(entry[name])
 
 
 class Metric(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,14 +55,6 @@ class _Diagonal(Preconditioner):
         largest = torch.cat([self._second_moment, self._second_moment.new_zeros(1)]).amax().reshape(1)
         self._epsilon.copy_(epsilon_for(largest if self._reduce is None else self._reduce.largest(largest)))
 
-    def tensors(self) -> list[Tensor]:
-        return [self._second_moment, self._epsilon]
-
-    def save(self) -> list[dict[str, Tensor]]:
+    def state(self) -> list[dict[str, Tensor]]:
         parts = zip(torch.split_with_sizes(self._second_moment, self._sizes), self._shapes, strict=True)
-        eps = self._epsilon
-        return [{"second_moment": part.clone().view(shape), "epsilon": eps.clone()} for part, shape in parts]
-
-    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        self._second_moment.copy_(torch.cat([entry["second_moment"].reshape(-1) for entry in saved]))
-        self._epsilon.copy_(saved[0]["epsilon"])
+        return [{"second_moment": part.view(shape), "epsilon": self._epsilon} for part, shape in parts]

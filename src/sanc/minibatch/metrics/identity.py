@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +24,7 @@ class Identity(Piece):
     """
 
     memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
-    refresh: int = setting(50, AT_LEAST_ONE)  # without effect: there is nothing to refresh
+    refresh: int = setting(50, AT_LEAST_ONE)  # ε follows the second moment
 
     def couples(self, shape: Shape) -> bool:
         """Never: M is a multiple of the identity."""
@@ -56,14 +56,5 @@ class _Identity(Preconditioner):
     def refresh(self, part: int = 0) -> None:
         self._epsilon.copy_(epsilon_for(self._second_moment))
 
-    def tensors(self) -> list[Tensor]:
-        return [self._second_moment, self._epsilon]
-
-    def save(self) -> list[dict[str, Tensor]]:
-        return [
-            {"second_moment": self._second_moment.clone(), "epsilon": self._epsilon.clone()} for _ in range(self._count)
-        ]
-
-    def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        self._second_moment.copy_(saved[0]["second_moment"])
-        self._epsilon.copy_(saved[0]["epsilon"])
+    def state(self) -> list[dict[str, Tensor]]:
+        return [{"second_moment": self._second_moment, "epsilon": self._epsilon}] * self._count
