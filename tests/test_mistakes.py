@@ -637,6 +637,21 @@ def test_an_attribute_of_other_results_has_a_remedy(name, words):
         assert type(other) is type(found) and other.fun == found.fun and other.status is found.status
 
 
+@pytest.mark.parametrize(("name", "words"), [
+    ("loss", "use value; in loops"), ("lr", "param_groups[0]['lr']"), ("bogus", "no attribute 'bogus'"),
+])  # fmt: skip
+def test_an_attribute_of_other_records_has_a_remedy(name, words):
+    model, opt = network(), None
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(partial(loss, model))
+    assert not hasattr(opt.record, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(opt.record, name)
+    assert words in str(caught.value) and caught.value.name == name
+    for other in (copy.deepcopy(opt.record), pickle.loads(pickle.dumps(opt.record))):
+        assert other == opt.record
+
+
 def test_there_are_at_least_fifty_mistakes():
     assert len(MISTAKES) >= 50 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)
 

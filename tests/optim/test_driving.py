@@ -597,6 +597,19 @@ def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, st
     assert warned == ([] if warned_at is None else [warned_at])
 
 
+@pytest.mark.parametrize(("final", "is_warned"), [(1.0, False), (0.05, True)])
+def test_a_warm_up_that_rises_once_an_epoch_is_not_warned_of(final, is_warned, monkeypatch, recwarn):
+    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    opt.param_groups[0]["lr"] = final
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: (epoch + 1) / 20)
+    for _ in range(2):
+        drive("loss", model, opt, batches(5))
+        schedule.step()
+    assert [str(w.message)[:20] for w in recwarn] == (["lr was at most 0.002"] if is_warned else [])
+
+
 def test_each_group_has_its_factor():
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]

@@ -49,7 +49,8 @@ _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
 _USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
 """A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
-so many steps; a warm-up rises in every step, or starts at a third."""
+so many steps. A warm-up rises in every step, starts at a third, or rises once an epoch by a scheduler, which stores the
+final value in the groups as ``initial_lr``."""
 _LONGEST_WARM_UP = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
@@ -336,7 +337,8 @@ class CubicOptimizer(Optimizer):
         driver.lr_steps += 1
         falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
         driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
-        stays = driver.peak_lr <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
+        highest = max(driver.peak_lr, *(group.get("initial_lr", 0.0) for group in self.param_groups))
+        stays = highest <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
         ends = falls or stays or driver.lr_steps >= _LONGEST_WARM_UP
         if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
             return
