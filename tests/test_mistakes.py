@@ -215,11 +215,11 @@ def faulty_file(folder):
     lines("run", str(path), "--out", str(folder))
 
 
-def fitted(y):
+def fitted(y, **options):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from sanc.sklearn import LogisticRegression
 
-    LogisticRegression().fit(X.numpy(), y)
+    LogisticRegression(**options).fit(X.numpy(), y)
 
 
 # fmt: off
@@ -557,6 +557,40 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("gradients that were accumulated", lambda: stepped(lambda m, o: partial(loss, m), before=accumulated),
      "hold gradients", "accumulate_grad_batches at 1", "manual_backward(loss)", "clip_grad_norm_"),
     ("one class as floats", lambda: fitted(np.zeros(12)), "only one class, 0.0:"),
+    ("a result as the start", lambda: sanc.minimize(bowl, minimised()), "x0 = Result is the result of a run",
+     "pass its x"),
+    ("a result as the point", lambda: sanc.certificate(bowl, minimised()), "x = Result", "pass its x"),
+    ("a loss of fewer tensors", lambda: sanc.Batch(lambda x: x.sum(), X, Y), "loss = <function", "the 2 tensors",
+     "too many positional", "pass a function of as many"),
+    ("a loss without the output", lambda: sanc.Batch(lambda x, y: x.sum(), X, Y, outputs=lambda x, y: x),
+     "the output and the 2 tensors", "pass a function"),
+    ("the length of a schedule", lambda: made(total_steps=100), "total_steps = 100", "leave it out", "pass horizon"),
+    ("steps of an optimiser", lambda: made(steps=100), "steps = 100", "each step()"),
+    ("steps of minimize", lambda: minimised(steps=100), "steps = 100", "pass max_iter"),
+    ("starts of minimize", lambda: minimised(n_starts=3), "n_starts = 3", "sanc.minimize_many"),
+    ("a type of minimize", lambda: minimised(dtype="float32"), "dtype = 'float32'", "the type of x0"),
+    ("initial parameters as NaN", lambda: sanc.curve_fit(line, np.arange(3.0), np.arange(3.0), p0=[math.nan, 1.0]),
+     "p0 holds NaN", "finite numbers"),
+    ("initial parameters as text", lambda: sanc.curve_fit(line, np.arange(3.0), np.arange(3.0), p0=["a", "b"]),
+     "p0 = ['a', 'b'] is not an array of real numbers"),
+    ("math.exp of an array", lambda: sanc.curve_fit(lambda x, a: math.exp(a * x), np.arange(3.0), np.arange(3.0)),
+     "f treats an array as one number", "all of xdata", "numpy.exp for math.exp"),
+    ("math.exp of a tensor", lambda: sanc.curve_fit(lambda x, a: math.exp(a * x), X[0], X[0]), "as one number",
+     "functions of NumPy or torch"),
+    ("if of an array", lambda: sanc.curve_fit(lambda x, a: a if x > 1 else 0, np.arange(3.0), np.arange(3.0)),
+     "as one number", "numpy.where for if"),
+    ("rows of a function of two arguments", lambda: sanc.minimize_many(lambda x, a: bowl(x) * a, X),
+     "fun cannot be called as fun(x) with 0 in args", "'a'", "args=(…,)"),
+    ("too many arguments of rows", lambda: sanc.minimize_many(bowl, X, (1.0,), in_dims=None),
+     "fun cannot be called as fun(x, *args) with 1 in args", "too many", "of one row"),
+    ("progress as text", lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], progress="yes"),
+     "progress = 'yes'", "True or False"),
+    ("batches of arrays", lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X.numpy(), Y.numpy())]),
+     "data has a batch of arrays", "torch.as_tensor"),
+    ("weights of classes below zero", lambda: fitted(Y.numpy(), class_weight={0: 1, 1: 1, 2: -1}),
+     "class_weight = {0: 1, 1: 1, 2: -1}", "≥ 0"),
+    ("model and optimiser in one state", lambda: loaded(lambda s: {"model": {}, "optimizer": s}),
+     "no entry 'run_state', but ['model', 'optimizer']", "state_dict() of this optimiser"),
 ]
 
 

@@ -257,6 +257,8 @@ def test_mistakes_of_the_cross_validation_are_errors():
     ordered = np.repeat([0, 1, 2], 10)
     with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
         LogisticRegressionCV(2, cv=KFold(3)).fit(X[:25], ordered[:25])
+    with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
+        LogisticRegressionCV(2, cv=[(np.arange(10), np.arange(10, 30))]).fit(X, ordered)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -32,10 +32,13 @@ from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.row_fits import checked_data, fit_rows, holds_numbers
 from sanc.many.minimizing import RunOptions
 from sanc.minimisation.arguments import reject_arguments
+from sanc.minimisation.objective import checked_point
 from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
 """Number of other rows from whose parameters a row is fitted again, by default."""
+_ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
+"""Words of the errors of NumPy and torch for an array where one number is needed."""
 
 
 def curve_fit(
@@ -149,8 +152,13 @@ def curve_fit(
     def residuals(p: Any) -> Any:
         try:
             curve = f(xdata, *p)
-        except (TypeError, ValueError) as problem:
-            if holds_numbers(xdata):
+        except (TypeError, ValueError, RuntimeError) as problem:
+            if any(words in str(problem) for words in _ONE_NUMBER):
+                raise ArgumentTypeError(
+                    f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
+                    "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."
+                ) from problem
+            if isinstance(problem, RuntimeError) or holds_numbers(xdata):
                 raise
             raise ArgumentTypeError(
                 f"f failed for xdata = {shown(xdata)}, which is no array of numbers ({first_line(problem)}): pass "
@@ -229,6 +237,7 @@ def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
     """Return the initial parameters: those given, or ones, or points between finite bounds."""
     if p0 is not None:
         _check_count(f, p0.numel() if isinstance(p0, Tensor) else np.size(p0), p0)
+        p0 = checked_point(p0, "p0")
         if isinstance(p0, Tensor) or not isinstance(y, Tensor):
             return p0 if isinstance(p0, Tensor) else np.atleast_1d(np.asarray(p0, np.float64))
         return torch.as_tensor(p0, dtype=y.dtype, device=y.device)

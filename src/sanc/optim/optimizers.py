@@ -398,7 +398,7 @@ class CubicOptimizer(Optimizer):
         saved_groups = require_mapping("state_dict", state_dict).get("param_groups", ())
         has_group = isinstance(saved_groups, list) and saved_groups and isinstance(saved_groups[0], dict)
         run_state_of_group = saved_groups[0].get("run_state") if has_group else None
-        run_state = checked_run_state(self._driver, state_dict.get("run_state", run_state_of_group))
+        run_state = checked_run_state(self._driver, state_dict.get("run_state", run_state_of_group), state_dict)
         groups = checked_groups(saved_groups, self.param_groups, self.defaults)
         state = checked_state(state_dict.get("state"), groups, run_state)
         saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}

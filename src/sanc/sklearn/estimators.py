@@ -478,13 +478,13 @@ class LogisticRegressionCV(LogisticRegression):
         scorer = check_scoring(self._along_path(), scoring=self.scoring)
         scores, paths, iterations = [], [], []
         for kept, left_out in check_cv(self.cv, y, classifier=True).split(X, y):
+            if len(np.unique(y[kept])) < len(np.unique(y)):
+                raise ArgumentError(_MISSING_CLASS)
             path = self._path(X[kept], y[kept], None if weights is None else weights[kept], values)
             models = list(path)
             scores.append([scorer(model, X[left_out], y[left_out]) for model in models])
             paths.append([np.column_stack([model.coef_, model.intercept_]) for model in models])
             iterations.append([int(model.n_iter_[0]) for model in models])
-        if len({coefficients[0].shape for coefficients in paths}) > 1:
-            raise ArgumentError(_MISSING_CLASS)
         self.Cs_, self.scores_, self.coefs_paths_ = values, np.array(scores), np.array(paths)
         self.n_iter_ = np.array(iterations, np.int32)
         best = int(np.argmax(self.scores_.mean(axis=0)))
@@ -799,4 +799,6 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
         class_factors = rows.sum() / (len(classes) * np.maximum(totals, np.finfo(float).tiny))
     else:
         class_factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+        fits = np.isfinite(class_factors).all() and class_factors.min() >= 0 and class_factors.max() > 0
+        require(fits, "class_weight", class_weight, "pass finite numbers ≥ 0 that are not all zero")
     return class_factors[codes] * rows
