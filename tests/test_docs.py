@@ -346,8 +346,20 @@ def test_comments_behind_fields_are_in_the_reference():
     state = sanc.extend.MinibatchState
     text = site_tool("docstrings").with_fields(inspect.getdoc(state), state)
     assert "\nseed : int\n    seed of the random starts and signs\n" in text
-    assert "consecutive ones far smaller than all before" in text  # behind the closing bracket of a field
+    assert "\nsmallest_grad_norm : float\n    Without those far smaller than all before." in text
+    shared = "Consecutive gradients far smaller than all before, and far larger than the typical one."
+    assert text.count(shared) == 2 and f"\nfar_larger_gradients : int\n    {shared}\n" in text
     assert site_tool("docstrings").with_fields("A piece.", sanc.RatioTest) == "A piece."
+
+
+def test_signatures_show_defaults_and_what_can_be_passed():
+    griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
+    extensions = griffe.load_extensions(site_tool("docstrings").PreparedDocstrings)
+    package = griffe.load("sanc", search_paths=[ROOT / "src"], extensions=extensions)
+    noise = package["minibatch.settings.Minibatch"].parameters["noise"]
+    assert float(str(noise.default)) == sanc.Minibatch().noise
+    shown = [parameter.name for parameter in package["minimize_many"].final_target.parameters]
+    assert shown[-1] == "seed" and "others" in inspect.signature(sanc.minimize_many).parameters
 
 
 def test_names_in_docstrings_link_to_their_entries():
@@ -399,10 +411,13 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
             continue
         signature, listed = entries[name]
         for parameter in inspect.signature(thing).parameters.values():
-            if parameter.annotation != "Never":  # which exists for an error text
+            if parameter.annotation == "Never":  # which exists for an error text
+                assert parameter.name not in signature, f"{name}: {parameter.name} accepts nothing"
+            else:
                 assert re.search(rf"\b{parameter.name}\b", signature), f"{name}: {parameter.name} in the signature"
                 assert parameter.name in listed, f"{name}: {parameter.name} in the list of parameters"
                 described += 1
+        assert not re.search(r"\bsetting\(|\bfield\(", signature), f"{name} shows no default"
     assert described > 250
     for name in ("SANC", "SCR", "ARC", "CR", "CRM", "NCD"):
         for member in ("step", "train", "eval", "record", "state_dict", "load_state_dict"):
