@@ -25,7 +25,7 @@ FREE = {
     "last_loss",
     "loss_mean",
     "lowest_loss_mean",
-    "x_norm_square",
+    "checksum",
     "tested_loss_mean",
 }  # numbers that may be unknown
 OURS = ("settings", "hvp", "sizes")  # which may differ, with a warning or an error of its own

@@ -146,6 +146,22 @@ def test_a_short_pause_of_a_layer_does_not_cost_the_progress_of_the_others():
     assert largest < 2.0 * before and loss() < 1.2 * before
 
 
+def test_parameters_that_are_frozen_in_every_second_step_slow_down_no_others():
+    """The others keep their step size; it began again with every change, and the loss fell to half of its start."""
+    rows, ends = batches(300), []
+    for alternate in (False, True):
+        model = network()
+        opt = sanc.SANC(model.parameters(), seed=0)
+        for k, batch in enumerate(rows):
+            for layer in model[::2]:
+                layer.bias.requires_grad_(not alternate or k % 2 == 0)
+            drive("gradients", model, opt, [batch])
+        opt.eval()
+        inputs, targets = (torch.cat(part) for part in zip(*rows, strict=True))
+        ends.append(float((model(inputs) - targets).detach().square().mean()))
+    assert ends[1] < 10.0 * ends[0] < 0.2
+
+
 def test_an_exception_in_the_step_after_a_change_restores_metric_and_average():
     model, opt = trained("loss")
     before = copy.deepcopy(opt.state_dict()["state"])

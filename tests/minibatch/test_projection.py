@@ -14,6 +14,7 @@ PROJECTIONS = {
     "masked": lambda ps: [p.mul_(torch.arange(p.numel()).reshape(p.shape) % 2 == 0) for p in ps if p.ndim > 1],
     "of bounded norm": lambda ps: [p.copy_(torch.renorm(p, 2, 0, 0.3)) for p in ps if p.ndim > 1],
     "not negative": lambda ps: [p.clamp_(min=0) for p in ps],
+    "with rows of norm 1": lambda ps: [p.div_(p.norm(dim=1, keepdim=True)) for p in ps if p.ndim > 1],
 }
 
 
@@ -65,6 +66,40 @@ def test_projected_parameters_train_as_with_adamw(style, projection, seeds):
     steps = 300 if seeds == 1 else 600
     ratios = [trained(style, projection, s, steps) / trained("AdamW", projection, s, steps) for s in range(seeds)]
     assert sorted(ratios)[seeds // 2] < 1.05
+
+
+@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
+def test_a_change_of_one_bit_is_detected(style):
+    """Beside weights of norm 1e4 it changes no norm; without a change none is reported, also after `eval()`."""
+    p, big = nn.Parameter(torch.full((4,), 0.5)), nn.Parameter(torch.full((10_000,), 100.0))
+    opt, draw = sanc.SANC([p, big], seed=0, curvature=False), torch.Generator().manual_seed(0)
+
+    def step():
+        noise = torch.randn(4, generator=draw)
+
+        def closure():
+            opt.zero_grad()
+            loss = (p - noise).square().sum() + (big - 100.0).square().sum() * 1e-6
+            if style != "loss":
+                loss.backward()
+            return loss
+
+        if style == "gradients":
+            closure()
+        opt.step() if style == "gradients" else opt.step(closure)
+
+    seen = []
+    for k in range(80):
+        step()
+        if k == 40:
+            with torch.no_grad():
+                p[0] = torch.nextafter(p[0], torch.tensor(9.0))
+        if k % 7 == 0:
+            opt.eval()
+            opt.train()
+        opt._iteration.finish_step()
+        seen.append(opt._iteration.state.caller_changed or opt._iteration.state.projection_countdown > 0)
+    assert seen.index(True) == 41 and seen[41:].count(True) < 25
 
 
 def test_the_loss_of_a_step_is_that_of_the_projected_point():

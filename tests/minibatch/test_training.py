@@ -199,6 +199,75 @@ def test_outliers_in_the_first_steps_do_not_spoil_the_run():
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_outliers_in_every_fifth_batch_leave_the_typical_norm(style):
+    """One target of such a batch is 1e6 times too large: without a limit on its square nothing is clipped."""
+
+    def final(opt_of, steps=500):
+        torch.manual_seed(0)
+        x = torch.randn(800, 8)
+        y = torch.sin(x.sum(1, keepdim=True))
+        model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 1))
+        opt = opt_of(model.parameters())
+        for k in range(steps):
+            rows = torch.randint(800, (32,))
+            target = y[rows]
+            target[0] *= 1e6 if k % 5 == 4 else 1.0
+
+            def closure(rows=rows, target=target):
+                opt.zero_grad()
+                loss = (model(x[rows]) - target).square().mean()
+                if style != "loss":
+                    loss.backward()
+                return loss
+
+            if style == "gradients":
+                closure()
+                opt.step()
+            else:
+                opt.step(closure)
+        if hasattr(opt, "eval"):
+            opt.eval()
+        with torch.no_grad():
+            return float((model(x) - y).square().mean())
+
+    assert final(lambda params: sanc.SANC(params, seed=0)) < 0.45  # 0.6 at the start, and with AdamW
+
+
+def test_second_order_steps_that_fitted_an_outlier_of_a_relu_network_are_undone():
+    """The first four batches have one target that is a million times too large; the loss of the last is moderate."""
+    for seed in (1, 3):
+        torch.manual_seed(seed)
+        x = torch.randn(800, 8)
+        y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(800, 1)
+        model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
+        opt, draw = sanc.SANC(model.parameters(), seed=seed), torch.Generator().manual_seed(seed + 5)
+        for k in range(250):
+            rows = torch.randint(800, (32,), generator=draw)
+            target = y[rows]
+            target[0] *= 1e6 if k < 4 else 1.0
+            opt.step(lambda rows=rows, target=target: (model(x[rows]) - target).square().mean())
+        with torch.no_grad():
+            assert float((model(x) - y).square().mean()) < 0.25
+
+
+def test_a_first_hessian_sample_that_is_not_finite_is_skipped():
+    """The gradient of such a batch is finite, and its Hessian has the infinite third derivative of |x|^1.5."""
+    p, draw = nn.Parameter(torch.zeros(3)), torch.Generator().manual_seed(0)
+    opt = sanc.SANC([p], seed=0)
+
+    def loss(noise, bad):
+        return (p + 0.0).abs().pow(1.5).sum() if bad else (p - noise).square().sum()
+
+    for k in range(100):
+        noise = 1.0 + 0.1 * torch.randn(3, generator=draw)
+        opt.step(lambda noise=noise, bad=k < 2: loss(noise, bad))
+        assert bool(torch.isfinite(p).all())
+        if k < 2:
+            assert opt.record.branch is sanc.Branch.STAYED and "not finite" in opt.record.note
+    assert float((p.detach() - 1.0).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
 def test_batches_that_are_not_finite_are_skipped_then_reported_then_an_error(style):
     p = nn.Parameter(torch.ones(3))
     opt = sanc.SANC([p], seed=0)

@@ -27,7 +27,7 @@ class GradientOnlyOracle(Oracle):
     do_work: Callable[[Any, Tensor, Tensor, Any], list[Tensor]] | None = None
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
-        self.space = leaves.space()
+        self.space, self.parameters = leaves.space(), point
         self.meter = meter
         meter.count_gradient(1)
         self._shapes = leaves.shapes

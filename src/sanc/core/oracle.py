@@ -119,6 +119,8 @@ class Oracle(ABC):
         How torch computes the Hessian products; empty for other oracles.
     has_values : bool
         Whether it evaluates values and products, and not gradients only.
+    parameters : vector or None
+        Without values: the parameters as the caller left them, at the point of the gradient.
     gradient_of_caller : bool
         Whether its gradient is a function of the caller, which may be inconsistent with f.
     differenced_gradient : bool
@@ -143,6 +145,7 @@ class Oracle(ABC):
     exact: bool = False
     hvp: str = ""
     has_values: bool = True
+    parameters: Any = None
     gradient_of_caller: bool = False
     differenced_gradient: bool = False
     differenced_products: bool = False

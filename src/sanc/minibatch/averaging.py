@@ -33,7 +33,8 @@ _WEIGHT_POWER = 4
 """Power of the ratio of gradient norms by which the weight of an iterate with a small gradient is reduced."""
 _SMALLEST_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
-
+CHECKSUM_MODULUS = 2**32
+"""Checksums are equal modulo this, by which sums in int32 overflow."""
 
 Number = TypeVar("Number")
 
@@ -49,6 +50,7 @@ class StepInputs(NamedTuple):
     direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
     caller_change: Tensor | None = None  # change of x by the caller after the last step, by a projection
     average_weights: Tensor | None = None  # c of each entry, if entries have different ones
+    parameters: Tensor | None = None  # the parameters, if the caller has them at y; None: they are at x
 
 
 class StepScalars(NamedTuple, Generic[Number]):
@@ -79,8 +81,8 @@ class StepResults(NamedTuple):
     # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
     # weights c_i, this is ‖(c_i/c)(z − x)‖².
     offset_norm_square: float
-    x_norm_square_before: float  # ‖x‖² before the step
-    x_norm_square: float  # ‖x‖² after the step
+    checksum_before: float  # that of the parameters before the step
+    checksum: float  # that of the parameters which the step returns
     unit_step_norm: float | None = None  # distance bound: the 1-norm of s/η
     offset_norm: float = 0.0  # distance bound: ‖z − x‖_1
     inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
@@ -109,6 +111,11 @@ def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device
     """Return numbers of the host as a tensor on the device, without waiting for the device."""
     tensor = torch.tensor(numbers, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def checksum(v: Tensor) -> Tensor:
+    """Return a sum over the bits of a vector: another one, in all likelihood, shows that an entry has changed."""
+    return v.view(torch.int32).sum(dtype=torch.int32).double()
 
 
 class AveragedStep:
@@ -143,17 +150,20 @@ class AveragedStep:
 
     def gradient_point(self, inputs: StepInputs) -> Tensor:
         """Return y, the point at which the gradient is taken; x itself without an offset."""
-        return inputs.x if inputs.offset is None else torch.add(inputs.x, inputs.offset, alpha=1.0 - self.averaging)
+        return inputs.x if inputs.offset is None else self._gradient_point(inputs.x, inputs.offset)
+
+    def _gradient_point(self, x: Tensor, offset: Tensor) -> Tensor:
+        return torch.add(x, offset, alpha=1.0 - self.averaging)
 
     def __call__(self, value: Tensor, g: Tensor, inputs: StepInputs) -> list[Tensor]:
-        """Return the numbers for the host, the new x, the new offset, and the new direction sum if there was one.
+        """Return the numbers for the host, the new x and offset, and the new direction sum and y if they are inputs.
 
         `value` and `g` are f and ∇f at the gradient point, and the numbers for the host are `StepResults`. If f or g is
         not finite, the metric is not updated, and the iteration stays at x.
 
-        Entries whose step would undo `caller_change` are at a bound and stay there: the step is −η P M⁻¹P g with P the
-        projection on the other entries (two-metric projection, Bertsekas 1982). With M⁻¹g itself the projected step
-        need not be one of descent.
+        Entries with a step that `caller_change` would undo again are at a bound and stay there: the step is −η P M⁻¹P g
+        with P the projection on the other entries (two-metric projection, Bertsekas 1982). With M⁻¹g itself the
+        projected step need not be one of descent.
         """
         scalars: StepScalars[Tensor] = StepScalars(*inputs.scalars.unbind())
         norm = self._norm(g)
@@ -177,19 +187,25 @@ class AveragedStep:
             limited = self._limited(value.double() - scalars.lower_bound, eta.double() * derivative / clipping)
             step_factor = torch.where(is_finite, limited, 1.0)
         factor = step_factor.to(g.dtype)
-        new, sums = self._move(
+        new, offset_norm_square = self._move(
             inputs, step, eta * factor, average_weight_cast, offset_weight, weight_factor.to(g.dtype), is_finite
         )
-        sums = [dual_norm_square, *sums]
+        before, after, new_y = inputs.x, new[0], []
+        if inputs.parameters is not None:
+            before = inputs.parameters
+            after = torch.where(is_finite, self._gradient_point(*new), before)
+            new_y = [after]
+        sums = [dual_norm_square, offset_norm_square, checksum(before), checksum(after)]
         if inputs.averaging_start is not None and inputs.direction_sum is not None:
             offset = torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
             new_sum = torch.addcmul(DISTANCE_DECAY * inputs.direction_sum, direction, distance_weight * factor)
             inner_product = torch.dot(direction, inputs.averaging_start - inputs.x - offset)
             sums += [factor * step.abs().sum(), new[1].abs().sum(), factor * inner_product, new_sum.abs().sum()]
             new.append(new_sum)
-        totals = torch.stack(sums).double()
+        totals = torch.stack([part.double() for part in sums])
         totals = totals if self._sum_over_ranks is None else self._sum_over_ranks(totals)
-        return [torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals]), *new]
+        numbers = torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals])
+        return [numbers, *new, *new_y]
 
     def _norm(self, g: Tensor) -> Tensor:
         """Return ‖g‖ in float64."""
@@ -213,8 +229,8 @@ class AveragedStep:
         offset_weight: Tensor,
         weight_factor: Tensor,
         is_finite: Tensor,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the new x and z − x, and the squared norms of the step on x, over c, of the old x and of the new."""
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the new x and z − x, and the squared norm of the step on x, over c."""
         x, offset = inputs.x, torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
         weighted_offset = z_offset
@@ -224,7 +240,7 @@ class AveragedStep:
             average_weight, offset_weight = average_weights * is_finite, offset_weights * is_finite
         new_x = torch.addcmul(x, z_offset, average_weight)
         new_offset = torch.addcmul(z_offset, z_offset, offset_weight, value=-1.0)
-        return [new_x, new_offset], [torch.dot(v, v) for v in (weighted_offset, x, new_x)]
+        return [new_x, new_offset], torch.dot(weighted_offset, weighted_offset)
 
     def _weights(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights a and b in x ← x + a (z − x) and z − x ← (1 − b)(z − x), for c and a factor of its weight.

@@ -29,15 +29,18 @@ from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Branch, Record
 from sanc.core.saved import numbers_of, vectors_of
-from sanc.core.space import Vector
+from sanc.core.space import Space, Vector
 from sanc.core.units import Units
+from sanc.errors import NonFiniteStartError
 from sanc.minibatch import joining, saving, step_size, updates, watch
 from sanc.minibatch.averaging import (
+    CHECKSUM_MODULUS,
     AveragedStep,
     HostCopy,
     StepInputs,
     StepResults,
     StepScalars,
+    checksum,
     on_device,
     work_at_gradient,
 )
@@ -60,12 +63,16 @@ _FIRST_PROBE = 100
 _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
 steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
+_FAR_LOWER = 0.9
+"""The first batches were outliers if the loss at the first point is lower by this share of that at the present one."""
 _ESCAPE_SHARE = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
 _CONFIRMED_RISE = 0.5
 """Steps caused a rise of the loss if one batch shows this share of it."""
 _ETA_REDUCTION = 0.5
 """Factor of η after a rise of the loss, or after batches that are not finite."""
+_NO_PROJECTION = {"last_x": None, "last_written_x": None}
+"""The vectors of a caller that does not project x."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -129,6 +136,8 @@ class MinibatchIteration:
         # The tensors of the preconditioner of a resumed run, until the next averaged step.
         self._saved_tensors: Sequence[Mapping[str, Tensor]] = ()
         self._cached_steps: dict[bool, AveragedStep] = {}  # by whether the caller projects x
+        # The last point and the y that the step has computed for it, until the driver has written y.
+        self._next_gradient_point: tuple[Vector, Vector] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.finish_step()
@@ -156,7 +165,7 @@ class MinibatchIteration:
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
-            self.state, self._unread = saved_state, None
+            self.state, self._unread, self._next_gradient_point = saved_state, None, None
             self.second_order.roll_back(saved_second_order)
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
@@ -200,7 +209,11 @@ class MinibatchIteration:
         """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""
         state, second_order = self.state, self.second_order
         second_order.replace_numbers(iteration=state.iteration)
-        point, record = second_order.iterate(x, oracle, start)
+        try:
+            point, record = second_order.iterate(x, oracle, start)
+        except NonFiniteStartError:  # in the first iteration; the gradient is finite
+            value, g = oracle.gradient(x)
+            return self._handle_nonfinite(x, oracle, value, oracle.norm(g), "a Hessian product or a value")
         moved = point is not x
         self._update_state(
             last_loss=record.trial_value if moved else record.value,
@@ -223,13 +236,20 @@ class MinibatchIteration:
         return point, record
 
     def _start_of_averaging(self, x: Vector, value: float, oracle: Oracle) -> Vector:
-        """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x."""
+        """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x.
+
+        The loss has to be far lower if the phase had no outliers that show in its losses.
+        """
         state = self.state
-        if state.first_point is None or value <= state.first_loss < _FIRST_LOSS_OUTLIER * value:
+        if state.first_point is None:
             return x
-        first_loss = oracle.gradient_sample_value(state.first_point)
-        is_lower = first_loss < value or (math.isfinite(first_loss) and not math.isfinite(value))
-        return state.first_point if is_lower else x
+        first_loss, is_normal = oracle.gradient_sample_value(state.first_point), self._has_normal_first_loss(value)
+        is_lower = first_loss < value - (_FAR_LOWER * abs(value) if is_normal else 0.0)
+        return state.first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
+
+    def _has_normal_first_loss(self, value: float) -> bool:
+        """Whether the first loss is above the present one, but not as far as that of an outlier."""
+        return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER * value
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
@@ -250,7 +270,7 @@ class MinibatchIteration:
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > _ESCAPE_SHARE:
-            self._update_state(offset=None, x_norm_square=math.nan)
+            self._update_state(offset=None, checksum=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.roll_back(saved_second_order)
         return None
@@ -324,7 +344,7 @@ class MinibatchIteration:
         x_tensor = space.tensor(x)
         if self._largest_rate > state.peak_lr:
             state = self._update_state(peak_lr=self._largest_rate)
-        rate, rates = self._step_size_factors(x_tensor, oracle.shapes)
+        rate, rates = self._step_size_factors(x_tensor, oracle)
         scalars = updates.step_scalars(state, self.settings, rate, has_values=oracle.has_values)
         offset, caller_change = updates.adapted_offset(state, x_tensor, space)
         with_distance = updates.updates_distance(state)
@@ -339,12 +359,14 @@ class MinibatchIteration:
             direction_sum=None if direction_sum is None else space.tensor(direction_sum),
             caller_change=caller_change,
             average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
+            parameters=None if self._are_at_x(oracle) else space.tensor(oracle.parameters),
         )
-        numbers, new_x, new_offset, *new_sum = work_at_gradient(oracle, self._step_for(oracle), inputs)
-        vectors = {"offset": space.vector(new_offset)}
-        if new_sum:
-            vectors["direction_sum"] = space.vector(new_sum[0])
-        point = space.vector(new_x)
+        numbers, new_x, new_offset, *more = work_at_gradient(oracle, self._step_for(oracle), inputs)
+        vectors, point = {"offset": space.vector(new_offset)}, space.vector(new_x)
+        if inputs.parameters is not None:
+            self._next_gradient_point = point, space.vector(more.pop())
+        if more:
+            vectors["direction_sum"] = space.vector(more[0])
         if self._can_read_later(oracle):
             self._refresh(state.steps + 1 - state.last_extension)
             self._update_state(**vectors)
@@ -353,6 +375,8 @@ class MinibatchIteration:
             return point, record
         results = StepResults(*numbers.tolist())
         if not math.isfinite(results.value + results.grad_norm):
+            if self._next_gradient_point is not None:
+                self._next_gradient_point = x, self._next_gradient_point[1]
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
         require_finite_direction(self.settings.metric, results.dual_norm_square)
         outcome = self._return_if_first_batches_were_outliers(x, oracle, results)
@@ -364,13 +388,21 @@ class MinibatchIteration:
         bound = self.settings.step_size.lower_bound
         losses = updates.changes_by_loss(state, x, results.value, bound) if oracle.has_values else {}
         results_changes = updates.changes_by_results(state, self.settings, scalars, results)
+        were_at_x = self._are_at_x(oracle)
         self._update_state(**(losses | vectors | results_changes))
         self._expect_projections()
+        if self._are_at_x(oracle) is not were_at_x:  # the checksum is that of another point
+            self._update_state(checksum=math.nan)
         if self.state.projection_countdown or self.state.last_written_x is not None:
-            self._update_state(last_written_x=point if self.state.projection_countdown else None)
+            last = {"last_x": x, "last_written_x": point} if self.state.projection_countdown else _NO_PROJECTION
+            self._update_state(**last)
         value = results.value if oracle.has_values else math.nan
         record = self._averaged_record(Record(state.iteration, value=value), scalars, results, space.eps)
         return point, record
+
+    def _are_at_x(self, oracle: Oracle) -> bool:
+        """Whether the parameters are at the average: with closures, and while the caller projects them."""
+        return oracle.parameters is None or self.state.projection_countdown > 0
 
     def _can_read_later(self, oracle: Oracle) -> bool:
         """Whether the next point does not depend on the results of the step.
@@ -397,6 +429,7 @@ class MinibatchIteration:
             self._late_record = self._averaged_record(record, scalars, results, eps)
             self._update_state(**updates.changes_by_results(self.state, self.settings, scalars, results))
             return
+        self._update_state(checksum=results.checksum % CHECKSUM_MODULUS)
         note = "the gradient of the gradient sample is not finite"
         self._late_record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
         if self._count_nonfinite(note, math.nan, results.grad_norm):
@@ -430,17 +463,20 @@ class MinibatchIteration:
     def _return_if_first_batches_were_outliers(
         self, x: Vector, oracle: Oracle, results: StepResults
     ) -> tuple[Vector, Record] | None:
-        """Return to the first point of the run, if its loss on this batch is lower and far below the first loss.
+        """Return to the first point of the run, if its loss on this batch is far lower: the phase then fitted outliers.
 
-        Second-order steps then fitted outliers. The losses are compared once, in the first averaged steps.
+        The losses are compared at averaged steps 0, 1, 2, 4, 8 and 16. If the first loss was that of an outlier, they
+        are compared once, and the loss need only be lower.
         """
-        state, value = self.state, results.value
-        if state.first_point is None or not oracle.has_values or state.first_loss < _FIRST_LOSS_OUTLIER * value:
+        state, value, first_point = self.state, results.value, self.state.first_point
+        is_normal = state.first_loss < _FIRST_LOSS_OUTLIER * value
+        if first_point is None or not oracle.has_values or (is_normal and state.steps & (state.steps - 1)):
             return None
-        first_point = state.first_point
+        if not is_normal:
+            self._update_state(first_point=None)
+        if not oracle.gradient_sample_value(first_point) < value - (_FAR_LOWER * abs(value) if is_normal else 0.0):
+            return None
         self._update_state(first_point=None)
-        if not oracle.gradient_sample_value(first_point) < value:
-            return None
         _, record = self._restart_averaging(x, value, results.grad_norm)
         self.has_returned = True
         note = "the first batches were outliers: returned to the initial point"
@@ -482,24 +518,33 @@ class MinibatchIteration:
         """The largest factor of the step size."""
         return float(max(self.rates, default=1.0))
 
-    def _step_size_factors(self, like: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[float, Tensor | None]:
+    def _step_size_factors(self, like: Tensor, oracle: Oracle) -> tuple[float, Tensor | None]:
         """Return the common factor of η, and a vector of factors if parameters have different ones."""
-        largest = self._largest_rate
+        largest, joined_at, factors = self._largest_rate, self.state.joined_at, None
         factor = step_size.rate_factor(largest, self.state.peak_lr)
+        if joined_at is not None:
+            factors = step_size.age_factors(self.settings.step_size, self.state, oracle.space.tensor(joined_at))
         if len(set(self.rates)) <= 1:
-            return factor, None
+            return factor, factors
         rates = on_device(self.rates, like.dtype, like.device).unbind()
-        expanded = [rate.expand(math.prod(shape)) for rate, shape in zip(rates, shapes, strict=True)]
-        return factor / (largest or 1.0), torch.cat(expanded)
+        pairs = zip(rates, oracle.shapes, strict=True)
+        expanded = torch.cat([rate.expand(math.prod(shape)) for rate, shape in pairs])
+        return factor / (largest or 1.0), expanded if factors is None else expanded * factors
 
     # ------------------------------------------------------------------ returning to an earlier point
 
-    def _handle_nonfinite(self, x: Vector, oracle: Oracle, value: float, grad_norm: float) -> tuple[Vector, Record]:
-        """Stay if only this batch is not finite; return to an earlier point if the last one was not finite either."""
+    def _handle_nonfinite(
+        self, x: Vector, oracle: Oracle, value: float, grad_norm: float, quantity: str = ""
+    ) -> tuple[Vector, Record]:
+        """Stay if only this batch is not finite; return to an earlier point if the last one was not finite either.
+
+        `quantity` is what is not finite; by default it follows from the value.
+        """
         value = value if oracle.has_values else math.nan
-        quantity = "gradient" if math.isfinite(value) or not oracle.has_values else "loss"
-        note = f"the {quantity} of the gradient sample is not finite"
-        is_repeated, state = self._count_nonfinite(note, value, grad_norm), self.state
+        is_gradient = math.isfinite(value) or not oracle.has_values
+        quantity = quantity or f"the {'gradient' if is_gradient else 'loss'} of the gradient sample"
+        note = f"{quantity} is not finite"
+        is_repeated, state = self._count_nonfinite(note, value, grad_norm), self._update_state(checksum=math.nan)
         record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
         if not is_repeated or state.nonfinite_batches > state.iteration:  # in the latter case no step was made
             return x, record
@@ -522,7 +567,7 @@ class MinibatchIteration:
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""
-        state = self._update_state(offset=None, x_norm_square=math.nan)
+        state = self._update_state(offset=None, checksum=math.nan)
         if state.safe_point is None or state.safe_point is x:
             return x, record
         self.has_returned = True
@@ -533,8 +578,21 @@ class MinibatchIteration:
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
+        known, self._next_gradient_point = self._next_gradient_point, None
         difference = self._gradient_offset
-        return x if difference is None else x + difference
+        if difference is None:
+            return x
+        return known[1] if known is not None and known[0] is x else x + difference
+
+    def moved(self, current: Tensor, target: Tensor, space: Space) -> None:
+        """Compare the parameters with those of the last step, and expect other values from now on."""
+        self.finish_step()
+        before, after = (float(self._checksum(v, space)) % CHECKSUM_MODULUS for v in (current, target))
+        has_changed = not math.isnan(self.state.checksum) and before != self.state.checksum
+        self._update_state(checksum=after, caller_changed=self.state.caller_changed or has_changed)
+
+    def _checksum(self, v: Tensor, space: Space) -> Tensor:
+        return checksum(v) if space.sum_over_ranks is None else space.sum_over_ranks(checksum(v))
 
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
@@ -630,7 +688,7 @@ class MinibatchIteration:
         self.finish_step()
         saved = list(self.tensors()) if self.state.steps else []
         joins = bool(saved) and None in earlier_indices
-        self._update_state(**joining.rearranged_vectors(self.state, vector_map, x, joins=joins), x_norm_square=math.nan)
+        self._update_state(**joining.rearranged_vectors(self.state, vector_map, x, joins=joins), checksum=math.nan)
         if joins:
             initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
             saved = [

@@ -28,6 +28,7 @@ def rearranged_vectors(state: MinibatchState, vector_map: VectorMap, x: Tensor, 
     zeros = torch.zeros_like(x)
     fills = {
         "offset": zeros,
+        "last_x": x,
         "last_written_x": x,
         "first_point": x,
         "safe_point": x,

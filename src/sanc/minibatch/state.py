@@ -44,13 +44,15 @@ class MinibatchState:
     gradient_unit: float = field(default=1.0, metadata={"positive": True})  # norm of the first gradient
     parameter_unit: float = 0.0  # a typical weight at the first point, the unit of η; 0: not known yet
     width: float = 0.0  # the typical smaller side of a matrix; 0: there are no matrices, or not known yet
-    # Gradient norms in units of `gradient_unit`; the last three belong to the first steps.
+    # Gradient norms in units of `gradient_unit`.
     grad_norm_mean_square: float = field(default=1.0, metadata=_RESET_ON_RESTART)
     largest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
+    last_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
     # Without those far smaller than all before.
     smallest_grad_norm: float = field(default=1.0, metadata=_RESET_ON_RESTART)
-    # Consecutive gradients far smaller than all before.
+    # Consecutive gradients far smaller than all before, and far larger than the typical one.
     far_smaller_gradients: int = field(default=0, metadata=_RESET_ON_RESTART)
+    far_larger_gradients: int = field(default=0, metadata=_RESET_ON_RESTART)
     # The averaged phase: the step size and the distance bound.
     peak_lr: float = 0.0  # the largest `lr` so far
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
@@ -69,11 +71,13 @@ class MinibatchState:
     stagnation_tests: int = 0  # tests for stagnation made
     tested_loss_mean: float = math.nan  # running mean of the loss at the last test for stagnation
     # The averaged phase: changes of x by the caller.
-    x_norm_square: float = math.nan  # ‖x‖² after the last averaged step; if it differs later, the caller changed x
+    # That of the parameters after the last step; if theirs differs later, the caller has changed them.
+    checksum: float = field(default=math.nan, metadata=_RESET_ON_RESTART)
     caller_changed: bool = False  # whether the last step found that the caller had changed x
     projection_countdown: int = 0  # remaining steps in which the caller is assumed to project x after each step
     # Vectors.
     offset: Vector | None = field(default=None, metadata=_RESET_ON_RESTART)  # z − x
+    last_x: Vector | None = None  # x before the last step, while the caller is assumed to project it
     last_written_x: Vector | None = None  # x after the last step, while the caller is assumed to project it
     first_point: Vector | None = None  # the first point of the run, until the first averaged steps were made
     safe_point: Vector | None = None  # the point to which the run returns after a rise of the loss

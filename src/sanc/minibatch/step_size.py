@@ -97,19 +97,38 @@ class StepSize(Piece):
     def size(self, state: MinibatchState) -> float:
         """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-        In wide networks it grows more slowly, as √(steps/width). This starts again when parameters join, because one
-        gradient is a poor estimate of their second moments. With a `horizon` η falls linearly over all steps, to
-        1/`horizon` of its value in the last one and beyond.
+        In wide networks it grows more slowly, as √(steps/width). For parameters that join later the iteration lets this
+        start again (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in
+        the last one and beyond.
         """
         steps = state.steps - state.last_extension
         aligned = steps > _WARM_UP_PERIODS * self.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
         limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
         base = min(max(self.scale, self.distance * state.distance_bound), limit)
-        ramp = min(1.0, (steps + 1) / self.warm_up) if self.warm_up else 1.0
-        ramp = min(ramp, math.sqrt((steps + 1) / state.width)) if self.warm_up and state.width else ramp
-        decay = math.sqrt(1.0 + steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
+        ramp = min(1.0, (state.steps + 1) / self.warm_up) if self.warm_up else 1.0
+        ramp = min(ramp, math.sqrt((state.steps + 1) / state.width)) if self.warm_up and state.width else ramp
+        decay = math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
         decay = self.horizon / max(self.horizon - state.steps, 1) if self.horizon else decay
         return state.parameter_unit * base * ramp / decay * state.eta_reduction
+
+
+def age_factors(settings: StepSize, state: MinibatchState, joined_at: Tensor) -> Tensor:
+    """Return factors of η with which entries that joined after the first step have the step size of their own age.
+
+    One gradient is a poor estimate of their second moments, so that their steps are small at first, as in a new run.
+    """
+    ages, steps = state.steps - joined_at, torch.full_like(joined_at, state.steps)
+    factors = torch.ones_like(ages)
+    if settings.warm_up:
+        width = max(state.width, 1.0)
+        new, old = (
+            torch.minimum((k + 1.0) / settings.warm_up, ((k + 1.0) / width).sqrt()).clamp(max=1.0)
+            for k in (ages, steps)
+        )
+        factors = new / old
+    if settings.slow_down and not settings.horizon:
+        factors = factors * ((settings.slow_down + steps) / (settings.slow_down + ages)).sqrt()
+    return factors
 
 
 def rate_factor(rate: float, peak: float) -> float:

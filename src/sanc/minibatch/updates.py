@@ -12,17 +12,22 @@ from torch import Tensor
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import step_size, watch
-from sanc.minibatch.averaging import StepResults, StepScalars
+from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
 from sanc.minibatch.step_size import StepSize
 
 _OUTLIER_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
-norm is the root mean square. In the first steps it is the largest norm so far, because rare rows may have far larger
-gradients."""
-_FIRST_OUTLIERS = 100.0
-"""If the first gradient norms are all this many times the next ones, they were outliers, and averaging is restarted."""
+norm is the root mean square. In the first steps it is the largest norm so far that two gradients in a row have reached,
+because rare rows may have far larger gradients."""
+_FAR_LARGER = 100.0
+"""A gradient norm this many times the typical one does not count in the mean square, unless it is the third in a row:
+outliers leave it as it is, and a change of the objective is followed. Rare rows have smaller ratios: with the gradients
+of one batch in n larger, the logistic regression of a bias has a ratio of n, and the mean square counts them."""
+_FIRST_OUTLIERS, _REPEATED_FIRST_OUTLIERS = 100.0, 25.0
+"""If the first gradient norms are all this many times the next ones, they were outliers, or the loss had another scale,
+and averaging is restarted. One gradient has to be smaller by the first factor, two in a row by the second."""
 _SINGLE_FIRST_STEPS = 2
 """Averaged steps within which one far smaller gradient shows that the first ones were outliers. Later it takes two in a
 row, since a batch may have a small gradient by chance."""
@@ -30,8 +35,6 @@ _FULL_WEIGHT_NORM = 0.05
 """Gradient norms below this many times the typical norm reduce the weight of their iterate, by a power of the ratio
 (`_WEIGHT_POWER` in averaging.py). Otherwise x would approach a z that does not move, as after a change of the loss
 scale."""
-_SAME_NORM = 1e-5
-"""Relative difference of ‖x‖² that roundoff explains; a larger one is a change by the caller."""
 _DISTANCE_INTERVAL = 5
 """Steps between two updates of the distance bound, after the first steps."""
 
@@ -82,15 +85,16 @@ def _lower_bound(state: MinibatchState, settings: StepSize) -> float:
 
 
 def adapted_offset(state: MinibatchState, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
-    """Return z − x and, while the caller projects x, the change of x by the projection after the last step.
+    """Return z − x and, while the caller projects x, the changes that put entries back to their values before the step.
 
-    The change points into the feasible set. An entry of the offset with the opposite sign would lead out of it again,
-    and grow from step to step: it is set to zero. Other entries are kept.
+    Such an entry is at a bound, and its change points into the feasible set. An entry of the offset with the opposite
+    sign would lead out of it again, and grow from step to step: it is set to zero. Other entries are kept, also those
+    that a projection has scaled.
     """
     offset = None if state.offset is None else space.tensor(state.offset)
-    if not state.projection_countdown or state.last_written_x is None:
+    if not state.projection_countdown or state.last_written_x is None or state.last_x is None:
         return offset, None
-    caller_change = x - space.tensor(state.last_written_x)
+    caller_change = torch.where(x == space.tensor(state.last_x), x - space.tensor(state.last_written_x), 0.0)
     return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
 
@@ -121,15 +125,15 @@ def average_weights(state: MinibatchState, settings: Minibatch, average_weight: 
 
 def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
     """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
-    far_smaller = state.far_smaller_gradients + 1 if _is_far_smaller(state, grad_norm / state.gradient_unit) else 0
-    return 0 < state.steps <= watch.RELIABLE_MEAN_STEPS and far_smaller >= (
-        1 if state.steps <= _SINGLE_FIRST_STEPS else 2
-    )
+    norm = grad_norm / state.gradient_unit
+    is_single = state.steps <= _SINGLE_FIRST_STEPS and _FIRST_OUTLIERS * norm < state.smallest_grad_norm
+    is_repeated = state.far_smaller_gradients > 0 and _is_far_smaller(state, norm)
+    return 0 < state.steps <= watch.RELIABLE_MEAN_STEPS and (is_single or is_repeated)
 
 
 def _is_far_smaller(state: MinibatchState, norm: float) -> bool:
     """Whether a gradient norm, in units of the first, is far smaller than all before."""
-    return _FIRST_OUTLIERS * norm < state.smallest_grad_norm
+    return _REPEATED_FIRST_OUTLIERS * norm < state.smallest_grad_norm
 
 
 def changes_by_restart() -> dict[str, Any]:
@@ -151,19 +155,24 @@ def changes_by_results(
     """Return the numbers of the state that follow from the results of a step."""
     norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
     mean_square = state.grad_norm_mean_square
+    is_early = state.steps <= watch.RELIABLE_MEAN_STEPS
+    is_far_larger = results.grad_norm / state.gradient_unit > _FAR_LARGER * math.sqrt(mean_square) and not is_early
+    counts = not is_far_larger or state.far_larger_gradients >= 2
     changes: dict[str, Any] = {
         "nonfinite_batches": 0,
-        "grad_norm_mean_square": mean_square + scalars.gradient_weight * (norm**2 - mean_square),
+        "grad_norm_mean_square": mean_square + scalars.gradient_weight * (norm**2 - mean_square) * counts,
+        "last_grad_norm": norm,
+        "far_larger_gradients": state.far_larger_gradients + 1 if is_far_larger else 0,
         "weight_sum": state.weight_sum + _iterate_weight(state, settings.average) * results.weight_factor,
         "steps": state.steps + 1,
     }
-    if state.steps <= watch.RELIABLE_MEAN_STEPS:
-        changes["largest_grad_norm"] = max(state.largest_grad_norm, norm)
+    if is_early:
+        changes["largest_grad_norm"] = max(state.largest_grad_norm, min(norm, state.last_grad_norm))
         if _is_far_smaller(state, norm):
             changes["far_smaller_gradients"] = state.far_smaller_gradients + 1
         else:
             changes |= {"smallest_grad_norm": min(state.smallest_grad_norm, norm), "far_smaller_gradients": 0}
-    return changes | _changes_by_norms(state, results) | _changes_of_distance_bound(state, scalars, results)
+    return changes | _changes_by_caller(state, results) | _changes_of_distance_bound(state, scalars, results)
 
 
 def _iterate_weight(state: MinibatchState, average: Average) -> float:
@@ -172,12 +181,12 @@ def _iterate_weight(state: MinibatchState, average: Average) -> float:
     return weight
 
 
-def _changes_by_norms(state: MinibatchState, results: StepResults) -> dict[str, Any]:
-    """Return the fields that follow from ‖x‖², which shows whether the caller has changed x."""
-    changed = not abs(results.x_norm_square_before - state.x_norm_square) <= _SAME_NORM * state.x_norm_square
-    by_caller = changed and state.steps > 0 and not math.isnan(state.x_norm_square)
+def _changes_by_caller(state: MinibatchState, results: StepResults) -> dict[str, Any]:
+    """Return the fields that follow from the checksums, which show whether the caller has changed the parameters."""
+    is_known = state.steps > 0 and not math.isnan(state.checksum)
+    by_caller = is_known and results.checksum_before % CHECKSUM_MODULUS != state.checksum
     changes: dict[str, Any] = {
-        "x_norm_square": results.x_norm_square,
+        "checksum": results.checksum % CHECKSUM_MODULUS,
         "projection_countdown": max(0, state.projection_countdown - 1),
         "caller_changed": by_caller,
     }

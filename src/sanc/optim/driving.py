@@ -418,8 +418,9 @@ class Driver:
             return
         assert self.last_leaves is not None
         current = self.last_leaves.read()
-        target = iteration.average(current) if at_average else iteration.gradient_point(current)
-        self.last_leaves.write(target)  # type: ignore[arg-type]
+        target = cast(Tensor, iteration.average(current) if at_average else iteration.gradient_point(current))
+        iteration.moved(current, target, self.last_leaves.space())
+        self.last_leaves.write(target)
         self.at_average = at_average
 
 
