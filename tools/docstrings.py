@@ -33,8 +33,9 @@ class PreparedDocstrings(griffe.Extension):
             return
         if isinstance(obj, griffe.Function):
             without_catch_alls(obj)
-        elif isinstance(obj, griffe.Attribute):
-            obj.value = default_of(obj.value)
+        elif isinstance(obj, griffe.Class) and isinstance(init := obj.members.get("__init__"), griffe.Function):
+            for parameter in init.parameters:
+                parameter.default = default_of(parameter.default)
         if obj.docstring is None:
             return
         text = inspect.cleandoc(obj.docstring.value)
