@@ -173,3 +173,16 @@ def test_gradients_are_clipped(tmp_path):
     fit = trainer(tmp_path, 1, gradient_clip_val=1e-3, enable_checkpointing=False)
     fit.fit(model, data())
     assert fit.optimizers[0].record.grad_norm <= 1.01e-3
+
+
+def test_a_search_for_a_learning_rate_is_warned_of(tmp_path):
+    from lightning.pytorch.tuner import Tuner
+
+    class Searched(Automatic):
+        def configure_optimizers(self):
+            return sanc.SANC(self.parameters(), lr=self.lr, seed=0)
+
+    model = made(Searched)
+    model.lr = 1.0
+    with pytest.warns(UserWarning, match="lr = 1e-08 in the first step.*such as lr_find: leave the search out"):
+        Tuner(trainer(tmp_path, 1, enable_checkpointing=False)).lr_find(model, data(), num_training=5)

@@ -610,6 +610,19 @@ def test_a_warm_up_that_rises_once_an_epoch_is_not_warned_of(final, is_warned, m
     assert [str(w.message)[:20] for w in recwarn] == (["lr was at most 0.002"] if is_warned else [])
 
 
+@pytest.mark.parametrize(("lr", "is_warned"), [(1e-8, True), (0.0, False), (1e-4, False)])
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_the_first_step_of_a_search_for_a_learning_rate_is_warned_of(style, lr, is_warned, recwarn):
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    opt.param_groups[0] |= {"lr": lr, "initial_lr": lr}
+    for k, data in enumerate(batches(20)):
+        drive(style, model, opt, [data])
+        opt.param_groups[0]["lr"] = (1e-8 + lr) * 3.0**k
+    words = "lr = 1e-08 in the first step, as in a search.*such as lr_find: leave the search out"
+    assert [bool(re.match(words, str(warning.message))) for warning in recwarn] == [True] * is_warned
+
+
 def test_each_group_has_its_factor():
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]

@@ -51,6 +51,8 @@ _USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
 """A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
 so many steps. A warm-up rises in every step, starts at a third, or rises once an epoch by a scheduler, which stores the
 final value in the groups as ``initial_lr``."""
+_START_OF_SEARCH = 1e-6
+"""Searches for a learning rate start at this or less, schedules at 0 or at more."""
 _LONGEST_WARM_UP = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
@@ -329,7 +331,7 @@ class CubicOptimizer(Optimizer):
         )
 
     def _warn_of_small_lr(self) -> None:
-        """Warn once if a schedule has kept every `lr` small: it falls again, does not rise, or has a long warm-up."""
+        """Warn once if every `lr` is small: in a search, or if it falls again, does not rise, or has a long warm-up."""
         driver = self._driver
         if driver.peak_lr >= _LR_WARNING_LIMIT:
             return
@@ -338,6 +340,13 @@ class CubicOptimizer(Optimizer):
         falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
         driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
         highest = max(driver.peak_lr, *(group.get("initial_lr", 0.0) for group in self.param_groups))
+        if driver.lr_steps == 1 and 0.0 < highest <= _START_OF_SEARCH:
+            warn(
+                f"lr = {highest:.3g} in the first step, as in a search for a learning rate such as lr_find: leave the "
+                "search out and lr at 1, since lr is a factor on the step size that the method determines."
+            )
+            driver.peak_lr = math.inf
+            return
         stays = highest <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
         ends = falls or stays or driver.lr_steps >= _LONGEST_WARM_UP
         if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
