@@ -13,12 +13,13 @@ from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
-from sanc.errors import ArgumentError, ArgumentTypeError, call_problem, first_line
+from sanc.errors import ArgumentError, ArgumentTypeError, first_line
 from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
 from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
+from sanc.minimisation.arguments import require_call
 from sanc.minimisation.trees import map_tree
 
 ROW_PERTURBATION = 1e-2
@@ -140,12 +141,7 @@ class RowFunction:
     def check(self, x: Tensor, *, stores_hessians: bool = True) -> None:
         """Raise an error unless fun can be evaluated and differentiated, row by row."""
         ids = torch.arange(min(2, len(x)), device=x.device)
-        if problem := call_problem(self.fun, 1 + len(self.args)):
-            row = "all rows" if self.vectorized else "one row"
-            raise ArgumentTypeError(
-                f"fun cannot be called as fun(x{', *args' if self.args else ''}) with {len(self.args)} in args "
-                f"({problem}): pass a function of x, of {row}, and what else it needs as args=(…,)."
-            )
+        require_call("fun", self.fun, "x", self.args)
         try:
             values = self.values(x[ids], ids)
         except ArgumentError:

@@ -7,16 +7,17 @@ dense X, which may be a memory map, is read in blocks of rows that fit the cache
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Never, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from sanc.errors import ArgumentError, ArgumentTypeError, one_of, require, require_not_negative, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, nearest, one_of, require, require_not_negative, shown
 
 Array: TypeAlias = npt.NDArray[Any]
 PenaltyKind = Literal["nonconvex", "l2", "none"]
@@ -86,6 +87,15 @@ class FiniteSum(ABC):
         return None
 
 
+_SUM_REMEDIES = {
+    "C": "pass strength = 1 / (C · n) for n rows, or use sanc.sklearn.",
+    **dict.fromkeys(("alpha", "lam", "lambda_", "l2", "reg"), "pass strength."),
+    "fit_intercept": "pass intercept.",
+    "sample_weight": "pass weights.",
+}
+"""Arguments of other libraries, and what to pass instead."""
+
+
 class LinearSum(FiniteSum):
     """The mean of losses of the margins z = Xw, plus a penalty on w.
 
@@ -143,7 +153,9 @@ class LinearSum(FiniteSum):
         *,
         weights: Any = None,
         intercept: bool = False,
+        **others: Never,
     ) -> None:
+        reject_others(type(self), others)
         self.X = _matrix(X)
         self.n, self.features = self.X.shape
         self.penalty = Penalty(penalty, strength, self.features)
@@ -450,6 +462,14 @@ def _vector(labels: Any, n: int) -> Array:
     if not (np.issubdtype(y.dtype, np.number) or y.dtype == bool) or not np.all(np.isfinite(y)):
         raise ArgumentError(f"y holds {y.dtype} labels that are not finite numbers: encode them as numbers.")
     return y
+
+
+def reject_others(problem: type, others: Mapping[str, Any]) -> None:
+    """Raise an error, with a remedy, for the first of the arguments that a sum does not have."""
+    for name, value in others.items():
+        known = inspect.signature(problem).parameters.keys() - {"others"}
+        remedy = _SUM_REMEDIES.get(name) or nearest(name, known)
+        raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {problem.__name__}: {remedy}")
 
 
 def checked_weights(name: str, weights: Any, n: int) -> Array:

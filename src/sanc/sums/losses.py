@@ -5,12 +5,12 @@ Each class defines the loss and its first two derivatives with respect to z.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from sanc.errors import ArgumentError, require_integer, require_not_negative, shown
-from sanc.sums.linear import Array, LinearSum, PenaltyKind
+from sanc.sums.linear import Array, LinearSum, PenaltyKind, reject_others
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
@@ -88,7 +88,17 @@ class NonconvexSVM(LinearSum):
         Add an intercept to the margins: one more variable at the end of w, without penalty.
     """
 
-    def __init__(self, X: Any, y: Any, strength: float = 1e-3, *, weights: Any = None, intercept: bool = False) -> None:
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        strength: float = 1e-3,
+        *,
+        weights: Any = None,
+        intercept: bool = False,
+        **others: Never,
+    ) -> None:
+        reject_others(type(self), others)
         require_not_negative("strength", strength)
         super().__init__(X, y, "l2", 2 * strength, weights=weights, intercept=intercept)
 
@@ -144,7 +154,9 @@ class Softmax(LinearSum):
         *,
         weights: Any = None,
         intercept: bool = False,
+        **others: Never,
     ) -> None:
+        reject_others(type(self), others)
         require_integer("classes", classes, 2)
         self.columns = classes or 0  # 0 until `labels` counts the classes
         super().__init__(X, y, penalty, strength, weights=weights, intercept=intercept)
