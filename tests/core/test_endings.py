@@ -95,14 +95,15 @@ def test_steps_with_less_than_half_of_the_predicted_decrease_are_mismatches():
         (math.nan, 1.0, 0, Status.NOT_FINITE),
         (1.0, math.inf, 0, Status.NOT_FINITE),
         (1.0, math.inf, 3, Status.NO_GRADIENT),
-        (-3.0 / EPS**2, 1.0, 3, Status.UNBOUNDED),
-        (-1.0 / EPS**2, 1.0, 3, None),
+        (-3.5 / EPS**2, 1.0, 3, Status.UNBOUNDED),
+        (-2.5 / EPS**2, 1.0, 3, None),
     ],
 )
 def test_the_ending_at_a_point_follows_from_value_and_gradient(value, grad_norm, iterations, status):
     space = SimpleNamespace(eps=EPS)
     run = SimpleNamespace(
         iterations=iterations,
+        scale_of_f=1.0,
         first_value=1.0,
         units=SimpleNamespace(value=1.0),
         oracle=SimpleNamespace(space=space),

@@ -264,6 +264,18 @@ def test_differences_escape_a_saddle_of_large_values(scheme):
     assert res.success and res.fun < 1e-3
 
 
+@pytest.mark.parametrize("tol", [None, 1e-2, 1e-5])
+@pytest.mark.parametrize("offset", [1e6, 1e8, 1e10])
+def test_a_saddle_below_the_error_of_differences_is_no_success(offset, tol):
+    """λ_min is −4. A generous tolerance on the gradient is no reason to believe curvature that is roundoff."""
+    fun = lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2 + 0.1 * x[0] * x[1] + offset  # noqa: E731
+    res = sanc.minimize(fun, np.zeros(2), jac="3-point", tol=tol)
+    if res.success:  # the saddle was left
+        assert abs(res.x[0]) == pytest.approx(1.0, abs=0.1)
+    else:
+        assert "subtract a constant" in res.message
+
+
 @pytest.mark.parametrize("width", [1.0, 1e-3, 1e-6])
 def test_a_start_at_a_sharp_minimum_is_not_inconsistent(width):
     def fun(x):
@@ -283,6 +295,28 @@ def test_beside_a_maximum_whose_curvature_is_below_the_roundoff_of_f(n):
     """The first steps change Σ cos x by less than its roundoff; a longer one along the curvature does not."""
     result = sanc.minimize(lambda x: torch.cos(x).sum(), torch.full((n,), 1e-9, dtype=torch.float64))
     assert result.status is Status.SECOND_ORDER and float(result.fun) == pytest.approx(-n)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "starts"),
+    [(torch.float64, (1e-12, 1e-17, 1e-20, 1e-30)), (torch.float32, (1e-9, 1e-12, 1e-17, 1e-20, 1e-30))],
+)
+@pytest.mark.parametrize(
+    ("fun", "value"),
+    [
+        (lambda x: (x**4 / 4 - x**2 / 2).sum(), -0.25 * 3),
+        (lambda x: torch.cos(x).sum(), -3.0),
+        (lambda x: (x[1:] ** 2).sum() - x[0] ** 2 / 2 + x[0] ** 4 / 4, -0.25),
+    ],
+)
+def test_a_start_very_close_to_a_saddle_is_left(fun, value, dtype, starts):
+    """There f, its gradient and the length of x are tiny, and the Hessian is not."""
+    for start in starts:
+        x0 = torch.tensor([1.0, -0.5, 0.7], dtype=dtype) * start
+        result = sanc.minimize(fun, x0)
+        assert result.status is Status.SECOND_ORDER and float(result.fun) == pytest.approx(value, rel=1e-4)
+        many = sanc.minimize_many(fun, x0.double().expand(2, -1))
+        assert many.success.all() and many.fun.tolist() == pytest.approx([value] * 2, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class ManyIteration:
         """Evaluate a trial point of every row, and decide."""
         self._propose_pending(rows)
         value = self.problem.values(rows.trial.x, rows.ids)
-        limit = (rows.point.value.abs() + rows.unit_value) / self.problem.eps**2
+        limit = rules.unbounded_decrease(rows.point.value, rows.unit_value, self.problem.eps)
         value = torch.where(rows.point.value - value > limit, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
@@ -291,7 +291,8 @@ class ManyIteration:
         self._measure(rows)
         rows.spectra = problem.spectra(rows)
         value = rows.point.value
-        unbounded = rows.first_value - value > (rows.first_value.abs() + rows.unit_value) / problem.eps**2
+        limit = rules.unbounded_decrease(rows.first_value, rows.unit_value, problem.eps)
+        unbounded = rows.first_value - value > limit
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._end_stationary(rows, rows.grad_norm <= rows.tol)
         self._end_stalled(rows)

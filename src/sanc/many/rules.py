@@ -156,6 +156,11 @@ def _doubled(sigma: Tensor, min_factor: Tensor) -> Tensor:
     return bounded(torch.exp2(factor.log2().floor() + 1.0) * sigma)
 
 
+def unbounded_decrease(value: Tensor, unit_value: Tensor, eps: float) -> Tensor:
+    """Return decreases of f that show that it is unbounded (`sanc.core.runs.convergence`)."""
+    return (value.abs() + unit_value + 1.0) / eps**2
+
+
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
     """Return the length scales and units of σ of the first points (`sanc.core.units`)."""
     x_length = X_FRACTION * x_norm

@@ -75,7 +75,8 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float)
     for step in (max(length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
-        roundings.append(space.eps * max(abs(ahead), abs(behind)) / step / norm)
+        rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max)  # values may underflow
+        roundings.append(rounding / step / norm)
         if abs(ratios[-1] - 1.0) <= _RELATIVE_ERROR:
             return ratios[-1], 0.0
     pairs = itertools.combinations(zip(ratios, roundings, strict=True), 2)

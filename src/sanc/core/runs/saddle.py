@@ -36,7 +36,7 @@ def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:
     ‖x‖ or the length scale.
     """
     space, (value, g) = run.oracle.space, run.oracle.gradient(run.x)
-    f_length = math.sqrt(abs(value) / -cert.lambda_min)
+    f_length = math.sqrt(max(abs(value), 1.0 / space.max) / -cert.lambda_min)  # f may have underflowed to 0
     max_step = max(f_length, space.norm(run.x), run.units.length)
     first_step = max(math.sqrt(2.0 * space.eps) * f_length, math.sqrt(space.eps) * max_step)
     sign = -math.copysign(1.0, space.dot(g, v))

@@ -10,9 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.saved import state_error
 from sanc.core.space import Floats, Vector
+from sanc.core.spectrum.krylov import NonFiniteProductError
 
 _HIGHEST_POWER = 3
 """The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
@@ -96,16 +99,34 @@ def scaling_exponent(oracle: Oracle, x: Vector) -> int:
     """Return the exponent by which to scale f, from the first gradient or, if that is zero, the first value.
 
     It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
-    the middle between 1 and that bound, since gradients decrease during a run.
+    the middle between 1 and that bound, since gradients decrease during a run. Beside a saddle the gradient alone may
+    be tiny: a Hessian product then shows the size of f.
     """
     max_exponent = _max_exponent(oracle)
     bound = max_exponent // _HIGHEST_POWER
     value, g = oracle.gradient(x)
-    magnitude = oracle.space.largest_entry(g) or abs(value)
-    exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
+    exponent = _exponent(oracle.space.largest_entry(g) or abs(value))
+    if exponent < -bound:
+        exponent = max(exponent, _exponent(_largest_product_entry(oracle, x)))
     if abs(exponent) <= bound:
         return 0
     return max(_EXPONENT_MARGIN - max_exponent, min(bound // 2 - exponent, max_exponent - _EXPONENT_MARGIN))
+
+
+def _exponent(magnitude: float) -> int:
+    """Return the exponent of a positive number; 0 for others."""
+    return math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
+
+
+def _largest_product_entry(oracle: Oracle, x: Vector) -> float:
+    """Return the largest entry of the Hessian times a random vector; 0 if it cannot be computed."""
+    operator = oracle.hessian(x)
+    try:
+        return oracle.space.largest_entry(operator(oracle.space.normal(np.random.default_rng(0))))
+    except NonFiniteProductError:
+        return 0.0
+    finally:
+        operator.release()
 
 
 def require_exponent(oracle: Oracle, numbers: Mapping[str, Any]) -> int:
