@@ -412,7 +412,8 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
         signature, listed = entries[name]
         for parameter in inspect.signature(thing).parameters.values():
             if parameter.annotation == "Never":  # which exists for an error text
-                assert parameter.name not in signature, f"{name}: {parameter.name} accepts nothing"
+                bare = rf"\*{parameter.name}\b(?!:)"  # annotations stand in the signatures of overloads alone
+                assert not re.search(bare, signature), f"{name}: {parameter.name} accepts nothing"
             else:
                 assert re.search(rf"\b{parameter.name}\b", signature), f"{name}: {parameter.name} in the signature"
                 assert parameter.name in listed, f"{name}: {parameter.name} in the list of parameters"

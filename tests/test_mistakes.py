@@ -596,6 +596,10 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("a misspelt argument of a sum", lambda: sanc.problems.Softmax(X.numpy(), Y.numpy(), clases=3),
      "clases = 3 is not an argument of Softmax", "did you mean 'classes'?"),
     ("a number that collates", lambda: sanc.ThreeSamples(ROWS, 4, collate_fn=3), "collate_fn = 3", "a list of rows"),
+    ("a checkpoint of two models", lambda: sanc.save_checkpoint("runs", network(), made()),
+     "optimizer has 4 parameters that model does not have", "(5, 4)", "whose parameters it optimises"),
+    ("a checkpoint for two models", lambda: sanc.load_checkpoint("runs", network(), made()),
+     "optimizer has 4 parameters that model does not have", "whose parameters"),
     ("model and optimiser in one state", lambda: loaded(lambda s: {"model": {}, "optimizer": s}),
      "no entry 'run_state', but ['model', 'optimizer']", "state_dict() of this optimiser"),
 ]

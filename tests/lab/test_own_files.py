@@ -288,6 +288,11 @@ def test_the_command_reports_an_invalid_file(tmp_path, monkeypatch, capsys, name
     assert words in output.err and "sanc datasets" not in output.out
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"is a folder: pass the path of a \.svm"):
+        own_files.load(str(tmp_path))
+
+
 def test_a_file_conflicts_with_the_name_of_a_data_set(tmp_path, data, capsys):
     write(tmp_path / "mine.csv", *data)
     assert cli.main(["run", str(tmp_path / "mine.csv"), "--data", "w1a"]) == 2

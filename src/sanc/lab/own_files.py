@@ -64,7 +64,8 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} does not exist: pass the path of a {', '.join(SUFFIXES)} file.")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {problem}: pass the path of a {', '.join(SUFFIXES)} file.")
     if label is not None and _kind(name) != ".csv":
         raise DataError(f"label = {label!r} cannot be used with {path.name}: it names a column of a CSV file.")
     column = ""
