@@ -268,7 +268,7 @@ def test_differences_escape_a_saddle_of_large_values(scheme):
 @pytest.mark.parametrize("offset", [1e6, 1e8, 1e10])
 def test_a_saddle_below_the_error_of_differences_is_no_success(offset, tol):
     """λ_min is −4. A generous tolerance on the gradient is no reason to believe curvature that is roundoff."""
-    fun = lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2 + 0.1 * x[0] * x[1] + offset  # noqa: E731
+    fun = lambda x: (x[0] ** 2 - 1) ** 2 + x[1] ** 2 + 0.1 * x[0] * x[1] + offset
     res = sanc.minimize(fun, np.zeros(2), jac="3-point", tol=tol)
     if res.success:  # the saddle was left
         assert abs(res.x[0]) == pytest.approx(1.0, abs=0.1)
