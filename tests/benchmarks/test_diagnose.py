@@ -1,7 +1,9 @@
 """The benchmarks of `diagnose` at small sizes."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,13 @@ def test_quick_run_reports_networks_and_states(tmp_path, capsys):
         assert row["network"] in printed and max(row["errors"]) <= 0.02 and row["bounds hold"]
     assert [row["state"] for row in results["states"]] == list(diagnose.STATES[:2])
     assert results["states"][1]["value"] < results["states"][0]["value"]
+
+
+def test_the_first_iterations_with_both_ends():
+    matrix = np.diag([0.0, -1.0, 2.0, 0.5])
+    assert diagnose.first_within(matrix, [-1.0, 2.0], 0.01) == 3
+    assert diagnose.first_within(matrix, [-1.0, 2.0], 2.0) == 1
+    assert diagnose.first_within(matrix, [-3.0, 2.0], 0.01) == math.inf
 
 
 @pytest.mark.slow

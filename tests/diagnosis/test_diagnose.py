@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import nn
 
 import sanc
@@ -70,7 +71,7 @@ def test_numbers_are_those_of_the_dense_hessian(dtype):
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     assert report.value == pytest.approx(float(value(flat)), rel=1e-5)
     participation = float(eigenvalues.abs().sum() ** 2 / (eigenvalues**2).sum())
-    assert report.effective_dimension == pytest.approx(participation, rel=0.3)
+    assert abs(report.effective_dimension - participation) <= 2 * report.effective_dimension_error < participation
     assert report.epsilon == pytest.approx(max(report.grad_norm, -report.lambda_min_bound))
     assert report.max_lr == pytest.approx(2 / report.lambda_max) and report.safe_lr <= report.max_lr
     *_, held_out_value = dense(model, nn.CrossEntropyLoss(), held_out)
@@ -91,6 +92,19 @@ def test_a_saddle_is_found_and_left():
     assert report.saddle and report.grad_norm == 0.0 and report.lambda_min == pytest.approx(-report.lambda_max)
     assert report.curvature_decrease > 0.1 * report.held_out_value and report.curvature_step_norm > 0
     assert "At a saddle" in report.interpretation and "escape step" in str(report)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-5, 1e-2])
+def test_a_saddle_is_found_at_small_weights(size):
+    """The step that leaves it is as long as the loss and the curvature make it, and not as the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False)).to(D)
+    for p in model.parameters():
+        nn.init.normal_(p, std=size)
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=D)
+    data = [(part, part @ torch.ones(3, 1, dtype=D)) for part in x.split(15)]
+    report = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
+    assert "At a saddle" in report.interpretation and report.curvature_decrease > 0.1 * report.held_out_value
 
 
 def test_a_trained_network_is_at_a_minimum():
@@ -124,6 +138,25 @@ def test_the_noise_is_that_of_independent_rows():
         report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data[:1], starts=1, max_products=2)
         assert report.noise_scale == pytest.approx(truth, rel=0.5)
         assert report.noise_share == pytest.approx(truth / 1500, rel=0.5)
+
+
+def test_the_noise_of_unequal_batches_weights_rows():
+    """The variance of a row is estimated by the squares Σ n_i ‖g_i − ḡ‖² / (k − 1), whatever the sizes of batches."""
+    model = network()
+    sizes = [90, 40, 20, 8, 2]
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(160, 4, generator=generator, dtype=D), torch.randint(0, 3, (160,), generator=generator)
+    data = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1], starts=1, max_products=1)
+    gradients = []
+    for inputs, targets in data:
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        gradients.append(torch.nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))))
+    mean = sum(size / 160 * g for size, g in zip(sizes, gradients, strict=True))
+    per_row = sum(size * float((g - mean).square().sum()) for size, g in zip(sizes, gradients, strict=True)) / 4
+    square = float(mean.square().sum())
+    assert report.noise_share == pytest.approx(per_row / 160 / square)
+    assert report.noise_scale == pytest.approx(per_row / (square - per_row / 160))
 
 
 def test_nothing_changes():
@@ -206,9 +239,12 @@ def test_vectors_that_are_not_kept_give_the_same_numbers():
         for lanczos in ("store", "regenerate")
     )
     assert again.products == kept.products + 11
-    names = {"lambda_min", "lambda_max", "effective_dimension", "gradient_decrease", "curvature_decrease"}
+    names = {"lambda_min", "lambda_max", "curvature_decrease"}
     numbers, same = again.as_dict(), kept.as_dict()
     assert {name: numbers[name] for name in names} == pytest.approx({name: same[name] for name in names}, rel=1e-6)
+    # Fewer eigenvectors are known, and the bounds are wider, which the gradient step uses.
+    assert again.effective_dimension == pytest.approx(kept.effective_dimension, rel=0.1)
+    assert again.gradient_decrease == pytest.approx(kept.gradient_decrease, rel=1e-2)
     assert again.profiles["lambda_min"][1] == pytest.approx(kept.profiles["lambda_min"][1], rel=1e-6)
 
 
@@ -228,8 +264,33 @@ def test_limits():
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, starts=1)
     assert report.products == 3 and not report.complete and "bounds limited by" in str(report)
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_time=1e-9)
-    assert report.products == 1 and not report.complete
+    assert report.products == 1 and report.limit == "products or time"
+    assert all(len(losses) == 0 for _, losses in report.profiles.values()) and math.isnan(report.gradient_decrease)
+    wide = network(width=100_000, dtype=torch.float32)  # roundoff would limit it, too
+    report = sanc.diagnose(wide, nn.CrossEntropyLoss(), batches(2, dtype=torch.float32), max_products=1, starts=1)
+    assert report.limit == "products or time" and "up to roundoff" not in str(report)
+    short = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=1, starts=1)
+    assert short.lambda_max_bound > 10 * short.lambda_max
+    assert abs(short.gradient_decrease) < 1.01 * short.grad_norm**2 / short.lambda_max_bound  # a short step
     assert sanc.diagnose(model, nn.CrossEntropyLoss(), iter(data * 3), batches=2, max_products=2).batches == 1
+    with pytest.warns(RuntimeWarning, match="batches = 100, and data has only 4: all of them are used"):
+        assert sanc.diagnose(model, nn.CrossEntropyLoss(), iter(data), batches=100, max_products=2).batches == 3
+
+
+def test_all_products_are_counted():
+    """Of differences of gradients the errors of the first four are measured, for a product each."""
+    model, data = nn.Linear(4, 3).to(D), batches(1)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    counts, products = [], []
+    for limit in (1, 3, 6):
+        calls.clear()
+        options = {"max_products": limit, "starts": 1, "hvp": "finite-difference"}
+        products.append(sanc.diagnose(model, nn.CrossEntropyLoss(), data, **options).products)
+        counts.append(len(calls))
+    assert products == [2, 6, 10]
+    # A product is two gradients of one batch; everything else is the same, as the loss is convex.
+    assert [count - counts[0] for count in counts] == [0, 8, 16]
 
 
 def test_interpretations():
@@ -283,6 +344,8 @@ def test_the_picture():
     pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
     figure = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), starts=2).plot()
     assert len(figure.axes) == 2 and len(figure.axes[1].lines) == 2
+    none = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), max_time=1e-9).plot()
+    assert len(none.axes) == 2 and not len(none.axes[1].lines[0].get_xdata())
 
 
 class Fused(torch.autograd.Function):
@@ -311,6 +374,46 @@ def test_a_loss_without_second_derivatives_uses_differences():
     assert "finite-difference" in str(report)
 
 
+class Wrong(torch.autograd.Function):
+    """x₀ x₁ with a Hessian that lacks one of its two entries, as of a fused operator with an error."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x[0] * x[1]
+
+    @staticmethod
+    def backward(ctx, u):
+        (x,) = ctx.saved_tensors
+        return u * torch.stack([x[1].detach(), x[0]])
+
+
+def test_asymmetric_products_are_replaced_by_differences():
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 2).to(D), batches(2)
+    data = [(x[:, :4], y) for x, y in data]
+
+    def loss(model, batch):
+        out = model(batch[0])
+        return (out**2).mean() + 3 * Wrong.apply(out.mean(0))
+
+    with pytest.warns(RuntimeWarning, match="not symmetric.*differences of gradients"):
+        report = sanc.diagnose(model, loss, data, starts=1)
+    right = sanc.diagnose(model, lambda m, b: (m(b[0]) ** 2).mean() + 3 * m(b[0]).mean(0).prod(), data, starts=1)
+    assert report.hvp == "finite-difference" and report.lambda_max_bound < math.inf
+    assert report.lambda_min == pytest.approx(right.lambda_min, rel=1e-4)
+    assert report.lambda_max == pytest.approx(right.lambda_max, rel=1e-4)
+    assert report.products > right.products + 4  # those of the first attempt, too
+    with pytest.raises(sanc.SecondDerivativeError, match=r"not symmetric.*hvp=\"finite-difference\""):
+        sanc.diagnose(model, loss, data, starts=1, hvp="double-backward")
+
+
+def test_a_linear_loss_has_no_curvature():
+    report = sanc.diagnose(network().to(D)[0], lambda model, batch: model(batch[0]).mean(), batches())
+    assert report.lambda_max == report.lambda_max_bound == report.effective_dimension_error == 0.0
+    assert "steps of any length" in str(report) and "nan" not in str(report)
+
+
 def test_a_function_of_torch_is_a_criterion():
     how = {"label_smoothing": 0.1}
     reports = [
@@ -331,6 +434,16 @@ def test_a_function_of_torch_is_a_criterion():
             r"loss = .*pass lambda model, batch",
         ),
         ({"data": None}, sanc.ArgumentTypeError, "data = None is no iterable of batches"),
+        (
+            {"data": [*batches(2), (torch.zeros(0, 4, dtype=D), torch.zeros(0).long())]},
+            sanc.ArgumentError,
+            "data has no row in batch 2: leave this batch out",
+        ),
+        (
+            {"held_out": [(torch.zeros(0, 4, dtype=D), torch.zeros(0).long())]},
+            sanc.ArgumentError,
+            "held_out has no row in batch 0",
+        ),
         ({"model": nn.Tanh()}, sanc.ArgumentError, "no parameter that requires a gradient"),
         ({"model": nn.Linear(4, 3).half()}, sanc.ArgumentTypeError, "parameters of torch.float16"),
         ({"loss": 3}, sanc.ArgumentTypeError, "loss = 3 cannot be called"),
@@ -474,7 +587,8 @@ def test_quadrature_integrates_the_spectrum():
     oracle, x = diagonal_oracle(values)
     sums = []
     for seed in range(10):
-        nodes, weights = quadrature(oracle, x, 8, seed)
-        assert weights.sum() == pytest.approx(1.0) and len(nodes) == 8
-        sums.append(500 * weights @ nodes**2)
+        alpha, beta = quadrature(oracle, x, seed, max_dim=8, suffices=lambda a, b: False)
+        nodes, vectors = eigh_tridiagonal(alpha, beta[:-1])
+        assert len(nodes) == 8 and alpha[0] ** 2 + beta[0] ** 2 == pytest.approx(vectors[0] ** 2 @ nodes**2)
+        sums.append(500 * vectors[0] ** 2 @ nodes**2)
     assert np.mean(sums) == pytest.approx((values**2).sum(), rel=0.1)

@@ -76,5 +76,6 @@ def test_sharded_parameters_give_the_numbers_of_whole_ones(two):
         assert same and error[0] == "RanksError" and "the number of rows of a batch" in error[1]
         assert ours == pytest.approx(results[0][0][0], rel=0, abs=0, nan_ok=True)
         loose = {"products", "ritz_error", "lambda_min_bound", "lambda_max_bound", "safe_lr", "epsilon"}
+        loose |= {"gradient_decrease"}  # of the step by the bounds
         assert without(ours, loose) == pytest.approx(without(one, loose), rel=1e-4, abs=1e-8, nan_ok=True)
         assert ours["lambda_max_bound"] == pytest.approx(one["lambda_max_bound"], rel=0.02)

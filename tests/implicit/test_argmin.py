@@ -14,13 +14,14 @@ import pytest
 import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import func
+from torch.utils.checkpoint import checkpoint
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.spectrum.curvature import explore
 from sanc.implicit.free import free_variables
-from sanc.implicit.linear import SpectralScaling, solve, solve_least_squares, spectral_scaling
+from sanc.implicit.linear import RitzSpace, known_space, solve, solve_least_squares
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.result import Result
 
@@ -151,6 +152,13 @@ def test_several_backward_passes_and_accumulated_gradients():
         entry.backward(retain_graph=True)
     assert torch.allclose(t.grad, torch.autograd.functional.jacobian(ridge_minimum, THETA).sum(0), rtol=1e-9)
     assert len(solution.derivatives) == 3
+
+
+def test_checkpoints_compute_the_minimum_again():
+    t = torch.tensor([0.3, -0.2, 0.1], dtype=D)
+    a, b = t.clone().requires_grad_(), t.clone().requires_grad_()
+    found = checkpoint(lambda t: ridge_argmin(t).sin(), a, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(found.sum(), a)[0], torch.autograd.grad(ridge_argmin(b).sin().sum(), b)[0])
 
 
 def test_the_graph_holds_no_memory_afterwards():
@@ -299,8 +307,52 @@ def test_singular_minima_warn(name):
 )
 def test_kinks_at_the_minimum_raise(fun):
     """There torch's Hessian is that of one side, of f or of its gradient."""
-    with pytest.raises(sanc.SingularMinimumError, match="differences of f have one of"):
+    with pytest.raises(sanc.SingularMinimumError, match=r"entry \d of ∇f changes at the rates"):
         sanc.argmin(fun, torch.zeros(3, dtype=D), leaf())
+
+
+@pytest.mark.parametrize("on_singular", ["raise", "pinv"])
+@pytest.mark.parametrize("size", [5, 50, 2000])
+def test_a_kink_along_one_of_many_variables_raises(size, on_singular):
+    """At t = 1 the derivative of x_0 is 1 from the left, and 1/5 from the right."""
+
+    def fun(x, t):
+        return 0.5 * ((x - t) ** 2).sum() + 2 * torch.relu(x[0] - 1) ** 2
+
+    for seed in range(3):
+        t = torch.tensor(1.0, dtype=D, requires_grad=True)
+        with pytest.raises(sanc.SingularMinimumError, match="entry 0 of ∇f changes at the rates"):
+            sanc.argmin(fun, torch.zeros(size, dtype=D), t, seed=seed, on_singular=on_singular)
+    for value, rate in ((0.9, 1.0), (1.1, 0.2)):
+        t = torch.tensor(value, dtype=D, requires_grad=True)
+        x = sanc.argmin(fun, torch.zeros(size, dtype=D), t, on_singular=on_singular)
+        assert torch.autograd.grad(x[0], t)[0].item() == pytest.approx(rate)
+
+
+def test_a_kink_along_no_coordinate_raises_in_either_precision():
+    for dtype in (D, torch.float32):
+        a = random(40).to(dtype) / 40**0.5
+        t = a.clone().requires_grad_()
+        shift = (a @ a).detach()
+        with pytest.raises(sanc.SingularMinimumError, match="of ∇f changes at the rates"):
+            sanc.argmin(
+                lambda x, t, a=a, shift=shift: 0.5 * ((x - t) ** 2).sum() + 2 * torch.relu(a @ x - shift) ** 2,
+                torch.zeros(40, dtype=dtype), t,
+            )  # fmt: skip
+
+
+def test_smooth_functions_have_no_kink():
+    """Large third derivatives, rates that cancel, squared hinges of rows, and a Hessian that is not smooth."""
+    X, y = random(300, 8, seed=1), random(300, seed=2).sign()
+    smooth = {
+        "narrow": lambda x, t: (torch.exp(30 * (x - t)) - 30 * x).sum(),
+        "cancelling": lambda x, t: (x.sum() - t.sum()) ** 2 + 1e-3 * ((x - t) ** 4).sum() + 1e-6 * (x**2).sum(),
+        "hinges": lambda x, t: torch.relu(1 - y * (X @ x)).square().mean() + 0.1 * ((x - t) ** 2).sum(),
+        "power": lambda x, t: ((x - t).abs() ** 2.6).sum() + ((x - t) ** 2).sum(),
+    }
+    for fun in smooth.values():
+        t = random(8, seed=4).requires_grad_()
+        sanc.argmin(fun, t.detach() + 0.01, t)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6])
@@ -334,13 +386,114 @@ def test_the_pseudo_inverse_moves_along_the_normal_of_a_valley():
     assert torch.allclose(regular, ridge_minimum(THETA))
 
 
+def test_the_pseudo_inverse_raises_at_a_degenerate_minimum():
+    """x = ∛t has no derivative at t = 0."""
+    t = torch.tensor(0.0, dtype=D, requires_grad=True)
+    with pytest.raises(sanc.SingularMinimumError, match="Hessian changes by"):
+        sanc.argmin(lambda x, t: (x**4 / 4 - t * x).sum(), torch.ones(1, dtype=D), t, on_singular="pinv")
+
+
+def test_the_pseudo_inverse_accepts_negative_curvature_below_its_cutoff():
+    """A run leaves curvature of the order of its gradient along a curved valley, of either sign."""
+
+    def factors(x, t):
+        return ((x["a"] @ x["b"] - t * target) ** 2).sum() + 0.1 * ((x["a"] ** 2).sum() + (x["b"] ** 2).sum())
+
+    target = random(4, 2, seed=1) @ random(2, 3, seed=2)
+    smallest = []
+    for seed in range(3):
+        start = {"a": random(4, 2, seed=10 + seed), "b": random(2, 3, seed=50 + seed)}
+        t = torch.tensor(1.0, dtype=D, requires_grad=True)
+        x, solution = sanc.argmin(factors, start, t, on_singular="pinv", details=True)
+        smallest.append(solution.certificate.lambda_min)
+        # The products a·b do not depend on the point of the valley: singular values σ of the target give tσ − 0.1.
+        (g,) = torch.autograd.grad((x["a"] @ x["b"]).square().sum() / 2, t)
+        values = torch.linalg.svdvals(target)[:2]
+        assert float(g) == pytest.approx(float((values * (values - 0.1)).sum()), rel=1e-5)
+    assert min(smallest) < 0.0
+    with pytest.raises(sanc.SingularMinimumError, match="negative curvature"):
+        sanc.argmin(
+            lambda x, t: (x[0] - t) ** 2 - 1e-4 * x[1] ** 2, torch.zeros(2, dtype=D), t, on_singular="pinv",
+            curvature_tol=1.0,
+        )  # fmt: skip
+
+
+def test_a_minimum_without_a_finite_hessian_raises_at_the_latest_in_the_backward_pass():
+    t = torch.tensor(0.1, dtype=D, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="λ_min is unknown, as a Hessian product is not finite"):
+        x = sanc.argmin(
+            lambda x, t: x.norm() + 0.5 * ((x - t) ** 2).sum(), torch.zeros(3, dtype=D), t, on_singular="warn"
+        )
+    with pytest.raises(sanc.SingularMinimumError, match="a Hessian product at it is not finite"):
+        torch.autograd.grad(x.sum(), t)
+
+
+def test_the_error_of_a_derivative_contains_cancellation():
+    """Heat in a chain: the derivative of a far node is smaller than the error of v, and its relative error is large."""
+    size = 150
+    t = torch.tensor(1.0, dtype=D, requires_grad=True)
+
+    def fun(x, t):
+        return 0.025 * (x**2).sum() + 0.5 * ((x[1:] - x[:-1]) ** 2).sum() - t * x[0]
+
+    x, solution = sanc.argmin(fun, torch.zeros(size, dtype=D), t, details=True, max_products=140)
+    H = torch.autograd.functional.hessian(lambda x: fun(x, t.detach()), torch.zeros(size, dtype=D))
+    exact = torch.linalg.inv(H)[0]
+    for node in (0, 10, 40, 70, 100, 140):
+        (g,) = torch.autograd.grad(x[node], t, retain_graph=True)
+        found, error = solution.derivatives[-1], abs(float(g - exact[node]))
+        assert error <= found.absolute_error <= 1e-5
+        assert found.error == (found.absolute_error / abs(float(g)) if g else math.inf)
+    assert found.solution_error <= 1e-6 and found.error > 1.0  # of the last node
+    torch.autograd.grad(0.0 * x[0], t)
+    assert solution.error == 0.0  # the derivative is exactly zero
+
+
+@pytest.mark.parametrize("rank", [1, 20])
+def test_the_norm_of_the_mixed_derivative_is_estimated(rank):
+    """‖M‖ of a matrix of low rank is far above the length of its product with most vectors."""
+    M, diagonal = random(40, rank, seed=1) @ random(rank, 500, seed=2), torch.linspace(1, 30, 40, dtype=D)
+    v = random(40, seed=4) / diagonal
+
+    def last_derivative(**options):
+        t = random(500, seed=3).requires_grad_()
+        x, solution = sanc.argmin(
+            lambda x, t: 0.5 * (diagonal * x**2).sum() - x @ (M @ t),
+            torch.zeros(40, dtype=D), t, details=True, **options,
+        )  # fmt: skip
+        torch.autograd.grad(x @ random(40, seed=4), t)
+        return solution.derivatives[-1]
+
+    by_products = last_derivative(max_products=39)
+    estimate = by_products.absolute_error / (by_products.solution_error * float(v.norm()))
+    norm = float(torch.linalg.matrix_norm(M, 2))
+    assert 0.7 * norm <= estimate <= norm * (1 + 1e-9)
+    by_eigenpairs = last_derivative()  # these give a smaller bound, by ‖H⁻¹M‖
+    norm = float(torch.linalg.matrix_norm(M / diagonal[:, None], 2))
+    assert 0.5 * norm * by_eigenpairs.residual <= by_eigenpairs.absolute_error
+    assert by_eigenpairs.absolute_error <= norm * by_eigenpairs.residual * (1 + 1e-9)
+
+
+def test_the_error_of_a_derivative_that_weak_directions_dominate():
+    """Directions in which θ moves ∇f most are those in which x hardly moves: a bound by ‖M‖ is far too large."""
+    rotation, scales = torch.linalg.qr(random(20, 20, seed=1)).Q, torch.logspace(0, 4, 20, dtype=D)
+    t = random(20, seed=2).requires_grad_()
+    x, solution = sanc.argmin(
+        lambda x, t: 0.5 * ((scales * (rotation @ (x - t))) ** 2).sum(), torch.zeros(20, dtype=D), t, details=True
+    )
+    (g,) = torch.autograd.grad(x @ rotation[0], t)
+    assert float((g - rotation[0]).norm()) <= 2 * solution.error <= 1e-6
+
+
 def test_a_run_that_does_not_converge_raises():
     def fun(x, t):
         return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (t[:2] - x[:-1]) ** 2).sum()
 
     for parameters in (leaf(), leaf().detach()):
         for how in ("raise", "pinv"):
-            with pytest.raises(sanc.SingularMinimumError, match=r"did not converge.*limit on iterations.*‖∇f‖ = "):
+            with pytest.raises(
+                sanc.SingularMinimumError, match=r"did not converge.*limit.*λ_min = .* λ_min ≥ .*‖∇f‖ = "
+            ):
                 sanc.argmin(fun, torch.zeros(3, dtype=D), parameters, max_iter=2, on_singular=how)
     with pytest.warns(RuntimeWarning, match="did not converge|Newton step"):
         sanc.argmin(fun, torch.zeros(3, dtype=D), leaf(), max_iter=2, on_singular="warn")
@@ -473,6 +626,9 @@ def test_mistakes(arguments, message):
 # ---------------------------------------------------------------------------------------------- linear systems
 
 
+NOTHING = RitzSpace(np.empty(0))
+
+
 def operator(matrix):
     oracle, x, _ = build_oracle(
         lambda x: 0.5 * x @ matrix @ x, torch.zeros(len(matrix), dtype=D), jac=None, hess=None, hessp=None, args=()
@@ -490,8 +646,8 @@ def test_linear_systems(condition, size):
     oracle, x = operator(H)
     explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
     u = random(size, seed=4)
-    for scaling in (spectral_scaling(explored, size), spectral_scaling(explored, 10**9)):
-        found = solve(oracle.hessian(x), u, oracle.space, scaling, lower=explored.certificate.lower_bound, rtol=1e-10)
+    for known in (known_space(explored, oracle.space), NOTHING):
+        found = solve(oracle.hessian(x), u, oracle.space, known, lower=explored.certificate.lower_bound, rtol=1e-10)
         truth = torch.linalg.solve(H, u)
         error = float((found.v - truth).norm() / truth.norm())
         assert error <= max(1e-9, 1e-14 * condition)
@@ -506,30 +662,59 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     oracle, x = operator(H)
     explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True)
     found = solve(
-        oracle.hessian(x), random(size), oracle.space, spectral_scaling(explored, size),
+        oracle.hessian(x), random(size), oracle.space, known_space(explored, oracle.space),
         lower=explored.certificate.lower_bound, rtol=1e-8,
     )  # fmt: skip
     assert found.products <= 6 and found.error <= 1e-8
 
 
-@pytest.mark.parametrize("pairs", [0, 3, 30])
-def test_a_scaled_system_ends_when_its_true_residual_suffices(pairs):
-    """Of the eigenvalues, those without a Ritz pair are clustered, so that products converge quickly; S is undone."""
-    values = torch.logspace(-3, 3, 30, dtype=D)
-    values[pairs:] = torch.linspace(1.0, 2.0, 30 - pairs, dtype=D)
-    vectors = torch.linalg.qr(random(30, 30)).Q.T
-    H = vectors.T * values @ vectors
-    scaling = SpectralScaling(values[:pairs].numpy(), list(vectors[:pairs]), 1.0)
-    matrix = torch.stack([scaling(e) for e in torch.eye(30, dtype=D)])
-    assert torch.allclose(scaling.undo(matrix[0]), torch.eye(30, dtype=D)[0], atol=1e-12)
-    spectrum = torch.linalg.eigvalsh(matrix)
-    assert scaling.smallest <= spectrum[0] * (1 + 1e-12) and spectrum[-1] <= scaling.largest * (1 + 1e-12)
-    oracle, x = operator((H + H.T) / 2)
-    u, lower = random(30, seed=6), float(values.min())
-    found = solve(oracle.hessian(x), u, oracle.space, scaling, lower=lower, rtol=1e-6)
-    truth = torch.linalg.solve(H, u)
-    assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-6
-    assert pairs != 3 or found.products == 12  # a bound of the residual by ‖S⁻¹‖ takes another product
+def graded(size=300, smallest=1e-2):
+    """A matrix with a few small eigenvalues and the others from 1 to 2."""
+    Q = torch.linalg.qr(random(size, size)).Q
+    H = Q * torch.cat([torch.logspace(math.log10(smallest), 0, 12, dtype=D), torch.linspace(1, 2, size - 12).to(D)])
+    H = H @ Q.T
+    return (H + H.T) / 2
+
+
+def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
+    """Block elimination leaves the Schur complement, whose inverse is a block of H⁻¹."""
+    H = graded()
+    oracle, x = operator(H)
+    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
+    known, u, lower = known_space(explored, oracle.space), random(300, seed=6), explored.certificate.lower_bound
+    assert 0 < known.dim < 100
+    W = known.rows.T
+    outside = torch.linalg.qr(torch.cat([W, random(300, 300)], 1)).Q[:, known.dim : 300]
+    q = known._beyond
+    columns = [known.schur_product(lambda v: H @ v, column, float(q @ column)) for column in outside.T]
+    S = outside.T @ torch.stack(columns, 1)
+    assert torch.allclose(torch.linalg.inv(S), outside.T @ torch.linalg.inv(H) @ outside, atol=1e-8)
+    counts = []
+    for pairs in (known, NOTHING):
+        found = solve(oracle.hessian(x), u, oracle.space, pairs, lower=lower, rtol=1e-6)
+        truth = torch.linalg.solve(H, u)
+        assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-6
+        counts.append(found.products)
+    assert counts[0] < 0.7 * counts[1]
+
+
+def test_ritz_pairs_of_another_matrix_are_left_out():
+    """Pairs of a matrix that differs by half are no help, and those of one that differs by a thousandth are."""
+    H, u = graded(60), random(60)
+    values, vectors = torch.linalg.eigh(H)
+    known = RitzSpace(values.numpy(), vectors.T.contiguous())
+    counts = []
+    for change in (1e-3, 0.5):
+        E = random(60, 60, seed=3)
+        E = E @ E.T
+        other = H + change * 0.01 * E / torch.linalg.matrix_norm(E, 2)
+        oracle, x = operator(other)
+        lower = float(torch.linalg.eigvalsh(other)[0])
+        found = solve(oracle.hessian(x), u, oracle.space, known, lower=lower, rtol=1e-8, change=change)
+        truth = torch.linalg.solve(other, u)
+        assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-8
+        counts.append(found.products)
+    assert counts[0] <= 5 < counts[1]
 
 
 def test_least_squares_is_the_pseudo_inverse():
@@ -544,10 +729,8 @@ def test_least_squares_is_the_pseudo_inverse():
 
 def test_a_zero_right_side():
     oracle, x = operator(torch.eye(4, dtype=D))
-    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0)
-    scaling = spectral_scaling(explored, 4)
     zero = torch.zeros(4, dtype=D)
-    assert not solve(oracle.hessian(x), zero, oracle.space, scaling, lower=1.0, rtol=1e-8).v.any()
+    assert not solve(oracle.hessian(x), zero, oracle.space, NOTHING, lower=1.0, rtol=1e-8).v.any()
     assert not solve_least_squares(oracle.hessian(x), zero, oracle.space, rtol=1e-8).v.any()
 
 
@@ -725,7 +908,7 @@ def test_the_pseudo_inverse_reports_a_derivative_with_a_large_error():
 def test_a_large_logistic_regression_against_differences():
     problem = large_logistic()
     theta = problem.parameters()
-    x = sanc.argmin(problem.fun, problem.x0, theta)
+    x = sanc.argmin(problem.fun, problem.x0, theta, rtol=1e-9)  # one entry is compared, and errors are those of vectors
     (g,) = torch.autograd.grad((x * problem.weights()).sum(), list(theta.values()))
     ends = []
     for side in (1e-4, -1e-4):
@@ -741,6 +924,8 @@ LOST_GRAPHS = {
     "its value": lambda x, t: ((x - t.item()) ** 2).sum(),
     "an array": lambda x, t: ((x - torch.from_numpy(t.detach().numpy())) ** 2).sum(),
     "one of two": lambda x, t: ((x - t) * (x - t.detach())).sum(),
+    "a twentieth": lambda x, t: ((x - 0.05 * t.detach() - t) ** 2).sum(),
+    "a thousandth": lambda x, t: ((x - 0.001 * t.detach() - t) ** 2).sum(),
 }
 
 
@@ -759,6 +944,21 @@ def test_the_parameter_without_its_graph_is_named():
     f = lambda x, t: ((x - t["a"] - t["b"][0].detach()) ** 2).sum()
     with pytest.raises(sanc.errors.SingularMinimumError, match=re.escape("change of theta['b'][0] differences")):
         sanc.argmin(f, torch.zeros(3, dtype=D), theta)
+
+
+def test_a_part_without_its_graph_is_found_in_float32():
+    f = lambda x, t: ((x - 0.1 * t.detach() - t) ** 2).sum()
+    with pytest.raises(sanc.errors.SingularMinimumError, match="differences of ∇ₓf show"):
+        sanc.argmin(f, torch.zeros(2), torch.tensor(1.5, requires_grad=True))
+
+
+def test_parameters_with_large_third_derivatives_are_accepted():
+    """The error of differences depends on the step, and that of a missing derivative does not."""
+    for dtype in (D, torch.float32):
+        t = torch.tensor([0.5, -0.5], dtype=dtype, requires_grad=True)
+        f = lambda x, t: ((x - torch.sin(40 * t)) ** 2).sum() + ((x * torch.exp(-8 * t)) ** 2).sum()
+        x = sanc.argmin(f, torch.zeros(2, dtype=dtype), t)
+        assert x.requires_grad
 
 
 def test_parameters_that_may_not_be_moved_anyhow_are_accepted():

@@ -48,6 +48,22 @@ def test_the_command_prints_and_writes_the_report(files, capsys):
     assert sanc.diagnose(model.eval(), nn.CrossEntropyLoss(), batches).value == report.value
 
 
+def test_few_rows_have_eight_batches(files):
+    folder, _ = files
+    path = folder / "model.pt"
+    report = diagnose_file(load_module(path), path, own_files.load(str(folder / "data.npz")), batch=None, seed=0)
+    assert report.batches == 6 and report.rows == 60  # two are held out
+
+
+def test_numbers_that_json_lacks_are_null(files, capsys, monkeypatch):
+    folder, _ = files
+    numbers = {"noise_scale": float("inf"), "noise_share": float("nan"), "lambda_max": 2.0}
+    monkeypatch.setattr(sanc.Report, "as_dict", lambda self: numbers)
+    arguments = [str(folder / "model.pt"), str(folder / "data.npz"), "--json", str(folder / "out.json")]
+    assert cli.main(["diagnose", *arguments]) == 0
+    assert (folder / "out.json").read_text() == '{"noise_scale": null, "noise_share": null, "lambda_max": 2.0}'
+
+
 def test_other_files_are_errors(files, capsys):
     folder, model = files
     torch.save(model.state_dict(), folder / "state.pt")

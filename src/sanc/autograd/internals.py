@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -37,6 +38,15 @@ def nodes(root: Any) -> Iterator[Any]:
             stack.extend(parent for parent, _ in node.next_functions)
 
 
+def intermediate_entries(tensor: Tensor) -> int:
+    """Return the number of entries of all derivatives that a backward pass from a tensor computes; 0 if not known.
+
+    The shapes are in an undocumented attribute of the nodes.
+    """
+    shapes = (entry.shape for node in nodes(tensor.grad_fn) for entry in getattr(node, "_input_metadata", ()))
+    return sum(math.prod(shape) for shape in shapes)
+
+
 def _is_marked(backward: Any) -> bool:
     """Whether torch's once_differentiable wraps this function."""
     while backward is not None:
@@ -65,3 +75,16 @@ def forward_mode_enabled() -> AbstractContextManager[Any]:
     """
     setter = getattr(forward_ad, "_set_fwd_grad_enabled", None)
     return nullcontext() if setter is None else setter(True)
+
+
+def without_saving_hooks() -> AbstractContextManager[Any]:
+    """Return a context in which hooks that are active, such as those of checkpointing, leave saved tensors alone.
+
+    Checkpointing replaces the tensors that graphs save, and computes them again once. Graphs that a function makes and
+    differentiates itself need theirs at once. Without the undocumented test for hooks nothing is changed; without
+    active ones no hooks are set, because each of them is called for every tensor.
+    """
+    active = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if active is None or active(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

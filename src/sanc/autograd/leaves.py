@@ -55,8 +55,6 @@ class PartMoments:
         Σ w_i g_i.
     mean_square : float
         Σ w_i ‖g_i‖².
-    overlap : float
-        Σ w_i².
     count : int
         Number of parts on all ranks.
     """
@@ -64,7 +62,6 @@ class PartMoments:
     value: float
     gradient: Tensor
     mean_square: float
-    overlap: float
     count: int
 
 

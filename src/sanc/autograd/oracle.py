@@ -291,8 +291,7 @@ class AutogradOracle(Oracle):
                 total.add_(g, alpha=weight)
                 del g, grads, loss  # these variables would keep them during the next pass
         self.meter.count_gradient(sample.size)
-        overlap = sum(weight * weight for weight, _ in sample.parts)
-        return PartMoments(value, total, mean_square, overlap, len(sample.parts))
+        return PartMoments(value, total, mean_square, len(sample.parts))
 
     def undo_training(self) -> None:
         """Restore the buffers that the first gradient pass changed, because its step does not count as training."""

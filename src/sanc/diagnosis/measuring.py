@@ -23,14 +23,16 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.autograd.randomness import UndoneDraws
-from sanc.core.space import NEAR_ZERO, Floats
-from sanc.core.spectrum.curvature import Extremes, find_extremes, quadrature
+from sanc.core.space import Floats
+from sanc.core.spectrum.curvature import Extremes, find_extremes
 from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.diagnosis.dimension import converged_pairs, measure_dimension
 from sanc.diagnosis.report import Report
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     NonFiniteError,
+    SecondDerivativeError,
     is_number,
     one_of,
     require,
@@ -38,16 +40,18 @@ from sanc.errors import (
     require_integer,
     require_number,
     shown,
+    warn,
 )
 from sanc.optim.first_step import SAME_LOSS
 from sanc.ranks.find import find_mode
 
-_QUADRATURE_STEPS = 8
-"""Lanczos iterations of each further start. Eight nodes integrate |λ| and λ² far better than the starts vary."""
-_SHORTEST_STEP = 1e-3
-"""First step along negative curvature relative to ‖x‖; it is doubled as long as the loss decreases."""
-_LONGEST_STEP = 10.0
-"""Longest step along negative curvature relative to ‖x‖."""
+_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 10.0
+"""First and longest step along negative curvature, relative to ‖x‖ or to the step at which the quadratic model lowers
+the loss to zero, whichever is shorter and longer. The step is doubled as long as the loss decreases."""
+_VISIBLE_DECREASE = 10.0
+"""Relative decrease of the loss by the quadratic model, in units of eps, below which a step cannot be rejected."""
+_ROUGH_EPS = 2.0**-8
+"""Machine precision of bfloat16, for losses under autocast or on a GPU."""
 _PROFILE_POINTS = 11
 """Points of each loss profile."""
 _LARGEST_KEPT = 2**25
@@ -107,7 +111,8 @@ def diagnose(
     seed : int
         Seed of the start vectors and of random numbers in the network, such as dropout masks.
     hvp : {"auto", "double-backward", "forward-over-reverse", "finite-difference"}
-        How Hessian products are computed, as in `minimize`.
+        How Hessian products are computed, as in `minimize`. "auto" uses differences of gradients, with a warning, if an
+        operator has no second derivatives, and if products are not symmetric because one has wrong ones.
     lanczos : {"auto", "store", "regenerate"}
         "store" keeps all Lanczos vectors. "regenerate" keeps three and computes almost all products twice. "auto" keeps
         them up to 33 million parameters.
@@ -204,6 +209,12 @@ def diagnose(
             oracle.unbind()
 
 
+_ASYMMETRIC = (
+    "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
+    'hvp="finite-difference", which needs first derivatives only.'
+)
+
+
 class _Measurement:
     """Measurements at the parameters x of a network.
 
@@ -222,8 +233,8 @@ class _Measurement:
     def measure_gradients(self) -> None:
         """Compute the loss, the gradient, and how gradients of batches differ.
 
-        With weights w_i and gradients g_i of batches, S = Σ w_i ‖g_i − ḡ‖² / (1 − Σ w_i²) estimates the variance of a
-        batch gradient without bias, and S Σ w_i² that of the mean ḡ.
+        A batch of n_i rows has a gradient g_i with the variance S/n_i if S is that of a row. With weights w_i = n_i/N
+        of k batches, N Σ w_i ‖g_i − ḡ‖² / (k − 1) estimates S without bias, and S/N is the variance of the mean ḡ.
         """
         moments = self.oracle.part_moments(self.x, self.sample)
         self.value, self.grad_norm = moments.value, self.oracle.space.norm(moments.gradient)
@@ -245,11 +256,10 @@ class _Measurement:
             raise NonFiniteError(f"the loss is {self.held_out_value:g} on held_out: pass batches with a finite loss.")
         self.noise_share = self.noise_scale = math.nan
         if moments.count > 1:
-            overlap = moments.overlap
-            variance = max(moments.mean_square - self.grad_norm**2, 0.0) / (1.0 - overlap)
-            noise, signal = variance * overlap, self.grad_norm**2 - variance * overlap
+            noise = max(moments.mean_square - self.grad_norm**2, 0.0) / (moments.count - 1)
+            signal = self.grad_norm**2 - noise
             self.noise_share = min(1.0, noise / self.grad_norm**2) if self.grad_norm > 0.0 else float(noise > 0.0)
-            self.noise_scale = self.rows / self.batches * variance / signal if signal > 0.0 else math.inf
+            self.noise_scale = self.rows * noise / signal if signal > 0.0 else math.inf
 
     @property
     def gradient(self) -> Tensor:
@@ -269,56 +279,55 @@ class _Measurement:
         progress: bool,
     ) -> None:
         """Bound the extreme eigenvalues, estimate the spectral density, and follow the extreme eigenvectors."""
+        self._time_is_up, self._is_rough = time_is_up, rough
 
         def show(products: int) -> None:
             if progress:
                 print(f"\r{products} Hessian products", end="", file=sys.stderr, flush=True)
 
+        find = partial(
+            find_extremes,
+            self.oracle,
+            self.x,
+            relative_error=relative_error,
+            confidence=confidence,
+            max_products=max_products,
+            seed=seed,
+            store=self.keeps_basis,
+            rough=rough,
+            time_is_up=time_is_up,
+            report=show,
+        )
         try:
-            self.extremes: Extremes = find_extremes(
+            self.extremes: Extremes = find()
+            wasted = 0
+            if self.extremes.ritz_error == math.inf and self.oracle.hvp != "finite-difference":
+                self.oracle.fall_back(SecondDerivativeError(_ASYMMETRIC))
+                self.extremes.operator.release()
+                wasted, self.extremes = self.extremes.products, find()
+            known = converged_pairs(self.extremes, self.oracle.space.dim, keeps_basis=self.keeps_basis)
+            others = [k for k in known if 0 < k < len(self.extremes.values) - 1]
+            self.leftmost, self.rightmost, *vectors = self.extremes.vectors(others)
+            by_index = {0: self.leftmost, len(self.extremes.values) - 1: self.rightmost}
+            by_index |= dict(zip(others, vectors, strict=True))
+            self.dimension = measure_dimension(
                 self.oracle,
                 self.x,
-                relative_error=relative_error,
-                confidence=confidence,
-                max_products=max_products,
-                seed=seed,
+                self.extremes,
+                {k: by_index[k] for k in known},
+                range(seed + 1, seed + starts),
+                count=starts - 1,
                 store=self.keeps_basis,
-                rough=rough,
                 time_is_up=time_is_up,
-                report=show,
             )
-            self.leftmost, self.rightmost = self.extremes.vectors()
-            nodes = [(self.extremes.values, self.extremes.weights)]
-            for start in range(1, starts):
-                if time_is_up():
-                    break
-                nodes.append(quadrature(self.oracle, self.x, _QUADRATURE_STEPS, seed + start, store=self.keeps_basis))
         except NonFiniteProductError as problem:
             raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
         finally:
             if progress:
                 print(file=sys.stderr)
-        self.nodes = nodes
-        self.products = self.extremes.products + sum(len(values) for values, _ in nodes[1:])
+        self.products = wasted + self.extremes.products + self.dimension.products
         if not self.keeps_basis:
             self.products += self.extremes.krylov.dim - 1  # of the second pass
-
-    def effective_dimension(self) -> tuple[float, float]:
-        """Return the participation ratio and its standard error over the start vectors."""
-        dim = self.oracle.space.dim
-        first = np.array([dim * float(weights @ np.abs(values)) for values, weights in self.nodes])
-        second = np.array([dim * float(weights @ values**2) for values, weights in self.nodes])
-        if not second.mean() > 0.0:
-            return 0.0, math.nan
-        ratio = float(first.mean() ** 2 / second.mean())
-        count = len(first)
-        if count == 1:
-            return ratio, math.nan
-        leave_one_out = [
-            np.delete(first, k).mean() ** 2 / max(float(np.delete(second, k).mean()), NEAR_ZERO) for k in range(count)
-        ]
-        error = math.sqrt((count - 1) / count * float(((np.array(leave_one_out) - ratio) ** 2).sum()))  # jackknife
-        return ratio, error
 
     def _loss(self, x: Any, sample: Sample) -> float:
         return self.oracle.evaluate(x, sample)
@@ -332,37 +341,54 @@ class _Measurement:
     def _escape(self) -> tuple[float, float]:
         """Return the held-out decrease and the norm of the best step along negative curvature."""
         extremes, space = self.extremes, self.oracle.space
-        if not extremes.lambda_min + extremes.ritz_error < 0.0:
+        if not extremes.lambda_min + extremes.ritz_error < 0.0 or self._time_is_up():
             return math.nan, math.nan
         direction: Any = self.leftmost
         if space.dot(self.gradient, direction) > 0.0:
             direction = direction * -1.0
-        scale = space.norm(self.x) or 1.0
-        norm, best, best_norm = _SHORTEST_STEP * scale, self.value, 0.0
-        while norm <= _LONGEST_STEP * scale:
+        natural = self._natural_step(extremes.lambda_min) or 1.0
+        size = space.norm(self.x) or natural
+        visible = natural * math.sqrt(_VISIBLE_DECREASE * (_ROUGH_EPS if self._is_rough else space.eps))
+        norm, best, best_norm = _SHORTEST_STEP * min(size, natural), self.value, 0.0
+        while norm <= _LONGEST_STEP * max(size, natural) and not self._time_is_up():
             value = self._loss(self.x + direction * norm, self.sample)
-            if not value < best:
+            if value < best:
+                best, best_norm = value, norm
+            elif norm >= visible:
                 break
-            best, best_norm, norm = value, norm, 2.0 * norm
+            norm *= 2.0
         return self._decrease(direction * best_norm), best_norm
 
+    def _natural_step(self, eigenvalue: float) -> float:
+        """Return the step along an eigenvector at which its curvature changes the loss by the loss itself."""
+        return math.sqrt(2.0 * abs(self.value) / abs(eigenvalue))
+
     def _profile(self, vector: Any, eigenvalue: float) -> tuple[Floats, Floats]:
-        """Return distances and losses along an eigenvector, as far as the quadratic model doubles the loss."""
+        """Return distances and losses along an eigenvector, as far as the quadratic model doubles the loss.
+
+        Points for which there is no time are left out.
+        """
         scale = self.oracle.space.norm(self.x) or 1.0
-        radius = scale if eigenvalue == 0.0 else min(scale, math.sqrt(2.0 * abs(self.value) / abs(eigenvalue)))
-        distances = np.linspace(-radius, radius, _PROFILE_POINTS)
-        return distances, np.array([self._loss(self.x + vector * float(t), self.sample) for t in distances])
+        radius = scale if eigenvalue == 0.0 else min(scale, self._natural_step(eigenvalue))
+        distances, losses = np.linspace(-radius, radius, _PROFILE_POINTS), list[float]()
+        for distance in distances:
+            if self._time_is_up():
+                break
+            losses.append(self._loss(self.x + vector * float(distance), self.sample))
+        return distances[: len(losses)], np.array(losses)
 
     def report(self, relative_error: float) -> Report:
         """Evaluate the steps and return the report."""
-        extremes = self.extremes
-        dimension, dimension_error = self.effective_dimension()
+        extremes, dimension = self.extremes, self.dimension
         curvature_decrease, curvature_step_norm = self._escape()
         norm = max(abs(extremes.lambda_min), abs(extremes.lambda_max))
         errors = (extremes.lambda_min - extremes.lower_bound, extremes.upper_bound - extremes.lambda_max)
         limit = ""
         if max(errors) > relative_error * norm:
             limit = "roundoff" if extremes.limited_by_roundoff else "products or time"
+        if limit == "products or time":  # the Ritz values may be far inside
+            norm = max(abs(extremes.lower_bound), abs(extremes.upper_bound))
+        has_step = 0.0 < norm < math.inf and not self._time_is_up()
         return Report(
             parameters=self.oracle.space.dim,
             rows=self.rows,
@@ -378,18 +404,16 @@ class _Measurement:
             lambda_max_bound=extremes.upper_bound,
             ritz_error=extremes.ritz_error,
             confidence=extremes.confidence,
-            effective_dimension=dimension,
-            effective_dimension_error=dimension_error,
-            gradient_decrease=self._decrease(self.gradient * (-1.0 / norm)) if norm > 0.0 else math.nan,
+            effective_dimension=dimension.value,
+            effective_dimension_error=dimension.error,
+            gradient_decrease=self._decrease(self.gradient * (-1.0 / norm)) if has_step else math.nan,
             curvature_decrease=curvature_decrease,
             curvature_step_norm=curvature_step_norm,
             products=self.products,
             hvp=self.oracle.hvp,
             limit=limit,
-            density=(
-                np.concatenate([values for values, _ in self.nodes]),
-                np.concatenate([weights for _, weights in self.nodes]) / len(self.nodes),
-            ),
+            dimension_limit="roundoff" if dimension.limited_by_roundoff else "",
+            density=(dimension.values, dimension.weights),
             profiles={
                 "lambda_min": self._profile(self.leftmost, extremes.lambda_min),
                 "lambda_max": self._profile(self.rightmost, extremes.lambda_max),
@@ -466,11 +490,13 @@ def _chosen(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], l
             continue
         if isinstance(given, Tensor | str | Mapping) or not isinstance(given, Iterable):
             raise ArgumentTypeError(f"{name} = {shown(given)} is no iterable of batches: pass a list or a DataLoader.")
-    used = list(islice(data, batches))
+    used = _taken("data", data, batches)
     if not used:
         raise ArgumentError("data has no batch: pass at least one; an iterator that was used before is empty.")
+    if batches is not None and len(used) < batches:
+        warn(f"batches = {batches}, and data has only {len(used)}: all of them are used.", RuntimeWarning)
     if held_out is not None:
-        kept = list(islice(held_out, batches))
+        kept = _taken("held_out", held_out, batches)
         if not kept:
             raise ArgumentError("held_out has no batch: pass at least one, or leave it out.")
         return used, kept
@@ -478,6 +504,15 @@ def _chosen(data: Any, held_out: Any, batches: int | None) -> tuple[list[Any], l
         return used, []
     count = max(1, len(used) // _HELD_OUT_DIVISOR)
     return used[:-count], used[-count:]
+
+
+def _taken(name: str, given: Iterable[Any], count: int | None) -> list[Any]:
+    """Return the first batches; raise an error if one has no row."""
+    taken = list(islice(given, count))
+    for index, batch in enumerate(taken):
+        if _rows(batch) == 0:
+            raise ArgumentError(f"{name} has no row in batch {index}: leave this batch out.")
+    return taken
 
 
 def _sample(model: nn.Module, loss: Callable[..., Tensor], batches: Sequence[Any], seed: int) -> Sample:

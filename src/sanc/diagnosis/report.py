@@ -48,26 +48,31 @@ class Report:
     ritz_error, confidence : float
         Error of the Ritz values, and the probability.
     effective_dimension : float
-        Participation ratio (Σ|λ|)² / Σλ² of the spectrum, by stochastic Lanczos quadrature.
+        Participation ratio (Σ|λ|)² / Σλ² of the spectrum, by its converged eigenvalues and stochastic Lanczos
+        quadrature of the others.
     effective_dimension_error : float
-        Its standard error over the random start vectors; NaN for one.
+        Its error: the standard error over the random start vectors, the quadrature error and the effect of the error of
+        Hessian products together.
     gradient_decrease : float
-        Decrease of the held-out loss by the gradient step with the norm ‖g‖/max(|λ_min|, |λ_max|); NaN without
-        held-out batches.
+        Decrease of the held-out loss by the gradient step with the norm ‖g‖/max(|λ_min|, |λ_max|); with the bounds of
+        both if products or time limit them. NaN without held-out batches or time.
     curvature_decrease, curvature_step_norm : float
         Decrease of the held-out loss by the step along the most negative curvature, and the norm of this step, which
         minimises the loss of the other batches. Both are NaN without negative curvature, and the decrease is NaN
-        without held-out batches.
+        without held-out batches. The search ends at `max_time`.
     products : int
         Hessian products.
     hvp : str
         How the products were computed.
     limit : str
         What keeps the bounds from the accuracy asked for: "roundoff", or "products or time"; empty if they reached it.
+    dimension_limit : str
+        "roundoff" if the error of products is the largest part of that of the effective dimension; otherwise empty.
     density : tuple of arrays
-        Ritz values of all starts and their weights, which add up to 1.
+        Nodes of the spectral density, converged eigenvalues and Ritz values of random starts, and their weights, which
+        add up to 1.
     profiles : dict
-        Distances from x and losses along the eigenvectors of "lambda_min" and "lambda_max".
+        Distances from x and losses along the eigenvectors of "lambda_min" and "lambda_max", as far as time allows.
     """
 
     parameters: int
@@ -92,6 +97,7 @@ class Report:
     products: int
     hvp: str
     limit: str
+    dimension_limit: str
     density: tuple[Floats, Floats] = field(repr=False)
     profiles: dict[str, tuple[Floats, Floats]] = field(repr=False)
 
@@ -117,7 +123,10 @@ class Report:
 
     @property
     def safe_lr(self) -> float:
-        """A learning rate below which plain gradient steps are stable, with probability `confidence`."""
+        """A learning rate below which plain gradient steps are stable, with probability `confidence`.
+
+        If roundoff limits the bounds, it is far below `max_lr`, which is then the better guide.
+        """
         return 2.0 / self.lambda_max_bound if self.lambda_max_bound > 0.0 else math.inf
 
     @property
@@ -144,7 +153,8 @@ class Report:
             else:
                 curvature = "The loss curves up in all directions."
         elif math.isnan(self.curvature_decrease):
-            curvature = "Negative curvature exists; without held-out batches no step along it was tested."
+            missing = "held-out batches" if math.isnan(self.held_out_value) else "time"
+            curvature = f"Negative curvature exists; without {missing} no step along it was tested."
         elif not escapes:
             curvature = "Negative curvature exists, but a step along it does not lower the loss by 1 %."
         elif not descends:
@@ -154,9 +164,18 @@ class Report:
             curvature = f"A step along negative curvature lowers the held-out loss too, {more} than the gradient step."
         return f"{gradient} {curvature}"
 
+    @property
+    def _learning_rate(self) -> str:
+        """The range of stable learning rates in words."""
+        if self.lambda_max_bound <= 0.0:
+            return "gradient steps of any length lower a quadratic model"
+        if self.limit == "roundoff":  # the bound is far from λ_max, whose Ritz value has a small residual
+            return f"plain gradient steps need lr < {self.max_lr:.3g}, up to roundoff"
+        return f"plain gradient steps need lr < {self.safe_lr:.3g}"
+
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name, for loggers."""
-        skipped = {"density", "profiles", "hvp", "limit"}
+        skipped = {"density", "profiles", "hvp", "limit", "dimension_limit"}
         numbers = {entry.name: float(getattr(self, entry.name)) for entry in fields(self) if entry.name not in skipped}
         return numbers | {"epsilon": self.epsilon, "max_lr": self.max_lr, "safe_lr": self.safe_lr}
 
@@ -168,12 +187,11 @@ class Report:
         lines = {
             "loss": f"{self.value:.4g} on {self.rows} rows{held_out}",
             "gradient": f"‖g‖ = {self.grad_norm:.3g}, batch noise {noise}",
-            "λ_max": f"in [{self.lambda_max:.4g}, {self.lambda_max_bound:.4g}]: plain gradient steps need "
-            f"lr < {self.safe_lr:.3g}",
+            "λ_max": f"in [{self.lambda_max:.4g}, {self.lambda_max_bound:.4g}]: {self._learning_rate}",
             "λ_min": f"in [{self.lambda_min_bound:.4g}, {self.lambda_min:.4g}]",
             "second order": f"to ε = {self.epsilon:.3g}",
             "dimension": f"{self.effective_dimension:.3g} effective of {self.parameters} "
-            f"(± {self.effective_dimension_error:.2g})",
+            f"(± {self.effective_dimension_error:.2g}{f', {self.dimension_limit}' if self.dimension_limit else ''})",
         }
         if not math.isnan(self.gradient_decrease):
             lines["gradient step"] = f"changes the held-out loss by {-self.gradient_decrease:+.3g}"

@@ -1,4 +1,4 @@
-"""Whether a minimum can be differentiated: its curvature, a last Newton step, and second differences of f."""
+"""Whether a minimum can be differentiated: its curvature, a last Newton step, and differences of ∇f."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Vector
-from sanc.core.spectrum.curvature import Certificate, explore
 from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.implicit.curvature import (
+    Curvature,
+    GradientOf,
+    curvature_by_products,
+    curvature_of_matrix,
+    forms_hessian,
+    hessian_columns,
+)
 from sanc.implicit.free import has_weak_bounds
-from sanc.implicit.linear import LinearSolution, SpectralScaling, solve, spectral_scaling
+from sanc.implicit.kinks import find_kink
+from sanc.implicit.linear import CUTOFF_EXPONENT, LinearSolution, solve, solve_least_squares
 
-_LOWER_BOUND_ERROR = 0.5
-"""Relative error of the lower bound of λ_min. The bound only scales the error estimate, so a factor of two suffices."""
 _NEWTON_TOL = 1e-2
 """Relative error of the last Newton step, which thus divides the gradient norm by about a hundred."""
 _DEGENERATE_CHANGE = 0.1
@@ -24,14 +28,10 @@ _DEGENERATE_CHANGE = 0.1
 
 At a regular minimum it is of the order of the step. At the minimum of x⁴ it is 5/9 at any distance.
 """
-_DIFFERENCE_STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
-"""Steps of second differences, relative to ‖x‖: around eps^(1/4), and shorter ones for narrow minima."""
-_SAME_CURVATURE, _LARGEST_ROUNDING = 0.1, 0.01
-"""Relative difference of curvatures that count as equal, and roundoff up to which a second difference is used."""
-_DIRECTION_SEED = 13
-"""Seed of the direction of second differences, beside that of the caller."""
 ONE_SIDED = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
 """Why a minimum with weakly active bounds cannot be differentiated."""
+NOT_FINITE = "a Hessian product at it is not finite"
+"""Why a minimum without a finite Hessian cannot be differentiated."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class SolveOptions:
     max_products: int | None
     seed: int
 
+    @property
+    def pinv(self) -> bool:
+        """Whether linear systems are solved by the pseudo-inverse."""
+        return self.on_singular == "pinv"
+
 
 @dataclass(frozen=True)
 class Examination:
@@ -53,10 +58,8 @@ class Examination:
     ----------
     x : vector
         The free variables, after a last Newton step.
-    certificate : Certificate
-        Bounds on λ_min of their Hessian.
-    scaling : SpectralScaling
-        Ritz pairs that scale linear systems.
+    curvature : Curvature
+        Bounds on λ_min of their Hessian, and Ritz pairs for linear systems.
     grad_norm : float
         ‖∇f‖ at x.
     problem : str
@@ -68,46 +71,78 @@ class Examination:
     """
 
     x: Any
-    certificate: Certificate
-    scaling: SpectralScaling
+    curvature: Curvature
     grad_norm: float
     problem: str = ""
     hessian_change: float = 0.0
     x_error: float = 0.0
 
 
-def examine(oracle: Oracle, x: Vector, result: Any, options: SolveOptions) -> Examination:
-    """Examine the minimum x of an oracle, which has the free variables alone; `result` is that of `minimize`."""
-    examined = _explored(oracle, x, result, options)
-    if examined.problem or options.on_singular == "pinv":
+def examine(
+    oracle: Oracle, x: Vector, gradient: GradientOf, result: Any, eps_gradient: float, options: SolveOptions
+) -> Examination:
+    """Examine the minimum x of an oracle, which has the free variables alone.
+
+    Parameters
+    ----------
+    gradient : callable
+        ∇f as a function of all variables that torch differentiates.
+    result : Result
+        That of the run.
+    eps_gradient : float
+        Its tolerance on ‖∇f‖; infinite if it had another one.
+    """
+    examined = _curvature(oracle, x, gradient, result, eps_gradient, options)
+    if examined.problem:
         return examined
     examined = _after_newton_step(oracle, examined, options)
-    return replace(examined, problem=_kink(oracle, examined.x, options.seed) or examined.problem)
+    if examined.problem in (ONE_SIDED, NOT_FINITE):
+        return examined
+    kink = find_kink(oracle, examined.x, examined.curvature.norm, options.seed)
+    return replace(examined, problem=kink or examined.problem)
 
 
-def _explored(oracle: Oracle, x: Vector, result: Any, options: SolveOptions) -> Examination:
-    """Bound λ_min, and keep the Ritz pairs that were found as a scaling of later linear systems."""
-    known: Certificate | None = result.certificate
-    explored = explore(
+def _curvature(
+    oracle: Oracle, x: Any, gradient: GradientOf, result: Any, eps_gradient: float, options: SolveOptions
+) -> Examination:
+    """Bound λ_min, and describe why linear systems have no solution or variables are at bounds."""
+    curvature = _formed(oracle, x, gradient, result.nhev, eps_gradient, options) or curvature_by_products(
         oracle,
         x,
-        eps_gradient=math.inf if known is None else known.eps_gradient,
-        eps_curvature=0.0,
+        eps_gradient=eps_gradient,
         confidence=options.confidence,
         max_products=options.max_products,
         seed=options.seed,
-        thorough=True,
-        relative_error=_LOWER_BOUND_ERROR,
     )
-    certificate = explored.certificate
-    problem = "" if certificate.lower_bound > 0.0 else "λ_min of its Hessian is not bounded away from zero"
+    certificate, problem = curvature.certificate, ""
+    if math.isnan(certificate.lambda_min):
+        problem = NOT_FINITE
+    elif options.pinv:
+        # Along directions that count as zero the run leaves curvature of either sign.
+        cutoff = oracle.space.eps**CUTOFF_EXPONENT * curvature.norm
+        if certificate.lambda_min + certificate.ritz_error < -cutoff:
+            problem = "it has negative curvature"
+    elif not certificate.lower_bound > 0.0:
+        problem = "λ_min of its Hessian is not bounded away from zero"
     # A variable whose distance from a bound is δ has a multiplier of at most ‖H‖δ there.
-    norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.product_scale
-    margin = known.eps_gradient / norm if known is not None and norm > 0.0 else 0.0
+    tolerance = eps_gradient if math.isfinite(eps_gradient) else certificate.grad_norm
+    margin = tolerance / curvature.norm if curvature.norm > 0.0 else 0.0
     if has_weak_bounds(result) or _reaches_bound(oracle, x, margin):
         problem = ONE_SIDED
-    scaling = spectral_scaling(explored, oracle.space.dim)
-    return Examination(x, certificate, scaling, certificate.grad_norm, problem)
+    return Examination(x, curvature, certificate.grad_norm, problem)
+
+
+def _formed(
+    oracle: Oracle, x: Any, gradient: GradientOf, run_products: int, eps_gradient: float, options: SolveOptions
+) -> Curvature | None:
+    """Return the eigenpairs of the whole Hessian if products are exact and forming it costs less; else None."""
+    dim = oracle.space.dim
+    is_exact = oracle.full_oracle.hvp in ("auto", "double-backward")
+    if not (is_exact and dim and forms_hessian(dim, run_products, options.max_products)):
+        return None
+    columns = hessian_columns(gradient, oracle.full_point(x), oracle.free_indices)  # type: ignore[arg-type]
+    grad_norm = oracle.norm(oracle.gradient(x)[1])
+    return None if columns is None else curvature_of_matrix(columns, grad_norm, eps_gradient)
 
 
 def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOptions) -> Examination:
@@ -123,7 +158,7 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         return examined
     before = oracle.hessian(x)
     try:
-        step: Any = solve_with(oracle, before, g, examined, _NEWTON_TOL, options.max_products).v
+        step: Any = solve_with(oracle, before, g, examined.curvature, _NEWTON_TOL, options).v
         image = before(step)
         before.release()
         new_x = x - step
@@ -133,7 +168,7 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         change, size = space.norm(after(step) - image), space.norm(image)
         after.release()
     except NonFiniteProductError:
-        return replace(examined, problem="a Hessian product near it is not finite")
+        return replace(examined, problem=NOT_FINITE)
     hessian_change, problem = change / size if size > 0.0 else 0.0, ""
     _, new_g = oracle.gradient(new_x)
     ratio = space.norm(new_g) / space.norm(g)
@@ -150,42 +185,6 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
     return replace(examined, x_error=2.0 * hessian_change * ratio)  # of H and of ∂²f/∂x∂θ
 
 
-def _kink(oracle: Oracle, x: Vector, seed: int) -> str:
-    """Describe a kink near x, by second differences of f along a random direction; empty if there is none.
-
-    At a kink of f or of its gradient torch returns the derivatives of one side, which do not determine the derivative
-    of the minimum. Points at which f is not defined, or beyond bounds, are not compared.
-    """
-    space = oracle.space
-    d: Any = space.normal(np.random.default_rng((seed, _DIRECTION_SEED)))
-    d = d / space.norm(d)
-    operator = oracle.hessian(x)
-    expected = space.dot(d, operator(d))
-    operator.release()
-    value, reliable = oracle.value(x), []
-    for step in ((space.norm(x) or 1.0) * fraction for fraction in _DIFFERENCE_STEPS):
-        ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
-        curvature = ((ahead - value) + (behind - value)) / step**2
-        if _is_same(curvature, expected):
-            return ""
-        if 4.0 * space.eps * max(map(abs, (value, ahead, behind))) <= _LARGEST_ROUNDING * abs(curvature) * step**2:
-            reliable.append((step, curvature))
-    if len(reliable) < 2:
-        return ""
-    (longer, first), (shorter, last) = reliable[-2:]
-    if not (_is_same(first, last) or _is_same(longer * first, shorter * last)):  # neither of ∇f, nor of f
-        return ""
-    return (
-        f"along a random direction its Hessian has a curvature of {expected:.3g}, and differences of f have one of "
-        f"{last:.3g}, so that f has a kink there or its second derivatives are wrong"
-    )
-
-
-def _is_same(curvature: float, other: float) -> bool:
-    """Whether two curvatures are equal up to the error of differences."""
-    return abs(curvature - other) <= _SAME_CURVATURE * abs(other)
-
-
 def _reaches_bound(oracle: Oracle, x: Any, margin: float = 0.0) -> bool:
     """Whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
     box = oracle.box
@@ -193,11 +192,24 @@ def _reaches_bound(oracle: Oracle, x: Any, margin: float = 0.0) -> bool:
 
 
 def solve_with(
-    oracle: Oracle, operator: Operator, u: Any, examined: Examination, rtol: float, max_products: int | None
+    oracle: Oracle,
+    operator: Operator,
+    u: Any,
+    curvature: Curvature,
+    rtol: float,
+    options: SolveOptions,
+    change: float = 0.0,
 ) -> LinearSolution:
-    """Solve a linear system with the Hessian; its error includes the error of differenced products."""
-    lower, space = examined.certificate.lower_bound, oracle.space
-    solution = solve(operator, u, space, examined.scaling, lower=lower, rtol=rtol, max_products=max_products)
+    """Solve a linear system with the Hessian; its error includes the error of differenced products.
+
+    `change` is the relative difference of the Hessian from that of `curvature`.
+    """
+    lower, space, max_products = curvature.certificate.lower_bound, oracle.space, options.max_products
+    if options.pinv:
+        return solve_least_squares(operator, u, space, curvature.eigenpairs, rtol=rtol, max_products=max_products)
+    solution = solve(
+        operator, u, space, curvature.known, lower=lower, rtol=rtol, max_products=max_products, change=change
+    )
     norm_v = space.norm(solution.v)
     if oracle.full_oracle.hvp != "finite-difference" or not (norm_v > 0.0 and lower > 0.0):
         return solution

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sanc.autograd.internals import forward_mode_enabled
+from sanc.autograd.internals import forward_mode_enabled, without_saving_hooks
 from sanc.implicit.derivatives import gradient, pull_back, push_forward
 
 
@@ -29,6 +29,7 @@ class ParametricFunction(Protocol):
     def mixed_product(
         self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
     ) -> list[Tensor] | None: ...
+    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None: ...
 
 
 class ArgMin(torch.autograd.Function):
@@ -36,7 +37,8 @@ class ArgMin(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: ParametricFunction, *theta: Tensor) -> Tensor:
-        return problem.minimise(theta)
+        with without_saving_hooks():
+            return problem.minimise(theta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -55,6 +57,7 @@ class ArgMin(torch.autograd.Function):
                 _gradient_of(problem, x, theta, needed), [theta[place] for place in needed], (-v,),
                 transformed=problem.transformed,
             )  # fmt: skip
+        problem.note_derivative(v, needed, products)
         grads: list[Any] = [None] * len(theta)
         for place, product in zip(needed, products, strict=True):
             grads[place] = product
@@ -86,7 +89,8 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: ParametricFunction, u: Tensor, x: Tensor, *theta: Tensor) -> Tensor:
-        return problem.solve(u, x, theta)
+        with without_saving_hooks():
+            return problem.solve(u, x, theta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

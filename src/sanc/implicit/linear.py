@@ -1,14 +1,16 @@
-"""Linear systems H v = u in Krylov spaces, scaled by Ritz pairs that are known already.
+"""Linear systems H v = u, given Ritz pairs of H that are known already.
 
-The Lanczos process started at u gives H Q = Q T + β q_{k+1} e_kᵀ, and v = ‖u‖ Q T⁻¹ e_1 has the residual norm β |y_k|
-with y = ‖u‖ T⁻¹ e_1. Without reorthogonalisation this is the conjugate gradient method. Its true residual is the right
-side of the next round, until the bound ‖u − Hv‖ / λ of the error of v suffices, where λ is a lower bound of λ_min(H).
+The Ritz pairs span a space in which the system is solved at once. On its complement the Lanczos process solves the
+system that block elimination leaves. Started at the right side r of that system, it gives S P = P T + β p_{k+1} e_kᵀ,
+and ‖r‖ P T⁻¹ e_1 = P y has the residual norm β |y_k|. Without reorthogonalisation this is the conjugate gradient
+method. The true residual is the right side of the next round, until the bound ‖u − Hv‖ / λ of the error of v suffices,
+where λ is a lower bound of λ_min(H).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,23 +27,21 @@ from sanc.core.spectrum.krylov import Krylov, Lanczos
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
-_RESIDUAL_SHARE = 0.5
+_RESIDUAL_SHARE = 0.9
 """Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
-_CUTOFF_EXPONENT = 0.5
+_CHANGE_SHARE = 0.1
+"""Share of the change of H to which a round reduces the residual: the change along one step exceeds most others."""
+CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
-_SCALED_PAIRS = (1, 2, 4, 8, 16, 32)
-"""Numbers of Ritz pairs that are tried as a scaling in a large space; each costs four inner products per product."""
 _RITZ_VECTOR_ENTRIES = 10_000_000
-"""Entries of all Ritz vectors up to which every Ritz pair is kept: 80 MB in float64."""
+"""Largest number of entries of the known vectors: 80 MB in float64."""
 _CONVERGED_RESIDUAL = 0.1
-"""Relative residual up to which a Ritz pair of a large space is used."""
-_USEFUL_SPREAD = 0.25
-"""Reduction of the condition number from which a scaling is worth its cost: the number of iterations is halved."""
-
+"""Relative residual up to which a Ritz pair of a Krylov space is used."""
+_PAIR_COST, _PAIR_COST_DIM = 0.04, 10_000
+"""Cost of a known pair relative to that of a product in at least so many dimensions: a product with H reads and writes
+about 50 vectors, and a pair reads two. In fewer dimensions the calls of a product cost more than its arithmetic."""
 _TRUNCATED_TEST_DIVISOR = 5
 """A truncated solution is tested again after a fifth more products: a test decomposes the tridiagonal matrix."""
-_RESIDUAL_TEST_DIVISOR = 20
-"""The residual is tested again after a twentieth more products, so that at most as many are made in vain."""
 
 Product = Callable[[Any], Any]
 
@@ -68,88 +68,133 @@ class LinearSolution:
     products: int
 
 
-class SpectralScaling:
-    """The symmetric scaling S = I + V (diag(√(τ/θ)) − I) Vᵀ with Ritz vectors V, Ritz values θ > 0 and a level τ.
+class RitzSpace:
+    """A space W of Ritz vectors of H with H W = W Θ + q cᵀ, where the unit vector q is orthogonal to W.
 
-    If the Ritz pairs are eigenpairs, S H S has the eigenvalues τ in the span of V and those of H elsewhere. With all
-    eigenpairs S H S = τ I, and the first Lanczos vector solves the system.
+    Let v = W a + y with y ⟂ W. Block elimination of H v = u leaves the system S y = u − W Wᵀu − (cᵀΘ⁻¹Wᵀu) q on the
+    complement of W, with the Schur complement S = (I − WWᵀ)H − (cᵀΘ⁻¹c) q qᵀ; then a = Θ⁻¹(Wᵀu − (qᵀy) c). The
+    eigenvalues of S lie between those of H. If W holds the extreme eigenvectors, they lie closer together.
 
     Attributes
     ----------
-    smallest, largest : float
-        Bounds on the eigenvalues of S.
+    values : ndarray
+        θ, positive.
+    rows : Tensor or None
+        W, one vector in a row; None if nothing is known.
     """
 
-    def __init__(self, values: Floats, vectors: Sequence[Any], level: float) -> None:
-        roots = np.sqrt(level / values)
-        self.smallest, self.largest = min(1.0, float(roots.min(initial=1.0))), max(1.0, float(roots.max(initial=1.0)))
-        self._rows: Tensor | None = torch.stack(list(vectors)) if len(vectors) else None
-        if self._rows is not None:
-            self._excess = torch.as_tensor(roots - 1.0, dtype=self._rows.dtype, device="cpu").to(self._rows.device)
+    def __init__(
+        self, values: Floats, rows: Tensor | None = None, couplings: Floats | None = None, beyond: Tensor | None = None
+    ) -> None:
+        self.values, self.rows = values, rows
+        self._couplings = np.zeros(len(values)) if couplings is None else couplings
+        self._beyond = beyond  # q; None if H maps the space into itself
+        self._excess = float(np.sum(self._couplings**2 / values))
 
-    def __call__(self, v: Any) -> Any:
-        """Return S v as a new vector, or v itself if there are no Ritz pairs."""
-        if self._rows is None:
-            return v
-        return torch.addmv(v, self._rows.t(), self._excess * torch.mv(self._rows, v))
+    @property
+    def dim(self) -> int:
+        """Number of Ritz vectors."""
+        return len(self.values)
 
-    def undo(self, v: Any) -> Any:
-        """Return S⁻¹ v as a new vector, or v itself if there are no Ritz pairs."""
-        if self._rows is None:
-            return v
-        inverse = -self._excess / (1.0 + self._excess)
-        return torch.addmv(v, self._rows.t(), inverse * torch.mv(self._rows, v))
+    @property
+    def norm(self) -> float:
+        """The largest value."""
+        return float(self.values.max(initial=0.0))
+
+    def above(self, cutoff: float) -> RitzSpace:
+        """Return the pairs with larger values, of an invariant space."""
+        kept = self.values > cutoff
+        if self.rows is None or bool(kept.all()):
+            return self
+        return RitzSpace(self.values[kept], self.rows[torch.from_numpy(kept).to(self.rows.device)])
+
+    def eliminate(self, u: Tensor) -> tuple[Floats, Tensor]:
+        """Return Wᵀu, and the right side on the complement of W."""
+        if self.rows is None:
+            return np.empty(0), u
+        projections = torch.mv(self.rows, u)
+        rest = torch.addmv(u, self.rows.t(), projections, alpha=-1.0)
+        rest = torch.addmv(rest, self.rows.t(), torch.mv(self.rows, rest), alpha=-1.0)  # again, because of roundoff
+        inside: Floats = projections.double().cpu().numpy()
+        if self._beyond is not None:
+            rest = rest - self._beyond * float(self._couplings @ (inside / self.values))
+        return inside, rest
+
+    def schur_product(self, product: Product, v: Tensor, along: float) -> Tensor:
+        """Return S v for a vector v ⟂ W with qᵀv = `along`."""
+        image: Tensor = product(v)
+        if self.rows is None:
+            return image
+        image = torch.addmv(image, self.rows.t(), torch.mv(self.rows, image), alpha=-1.0)
+        return image if self._beyond is None else image.sub_(self._beyond, alpha=self._excess * along)
+
+    def along(self, space: Space, v: Tensor) -> float:
+        """Return qᵀv."""
+        return 0.0 if self._beyond is None else space.dot(self._beyond, v)
+
+    def coefficients(self, inside: Floats, along: float) -> Floats:
+        """Return a, given Wᵀu and qᵀy."""
+        return (inside - along * self._couplings) / self.values
+
+    def combine(self, coefficients: Floats, y: Tensor) -> Tensor:
+        """Return W a + y as a new vector."""
+        if self.rows is None:
+            return y.clone()
+        return torch.addmv(y, self.rows.t(), torch.as_tensor(coefficients, dtype=y.dtype, device="cpu").to(y.device))
 
 
-def spectral_scaling(explored: Exploration, dim: int) -> SpectralScaling:
-    """Return the scaling by Ritz pairs of an exploration: all of a small space, else few converged extreme ones.
+def known_space(explored: Exploration, space: Space) -> RitzSpace:
+    """Return the converged Ritz pairs of an exploration that shorten later solves."""
+    krylov, spectrum = explored.krylov, explored.spectrum
+    if krylov is None or spectrum is None:
+        return RitzSpace(np.empty(0))
+    values = spectrum.values / explored.product_scale
+    couplings = spectrum.vectors[-1] * (krylov.last_beta / explored.product_scale)
+    chosen = _useful_pairs(values, np.abs(couplings), space.dim, space.eps * krylov.dim)
+    if not len(chosen):
+        return RitzSpace(np.empty(0))
+    vectors: list[Any] = krylov.combine(*spectrum.vectors[:, chosen].T)
+    beyond = None if krylov.is_invariant else krylov.next_vector
+    return RitzSpace(values[chosen], torch.stack(vectors), couplings[chosen], beyond)
 
-    In a large space the pairs are used only if without them the remaining Ritz values lie closer together, so that
-    half of the iterations suffice.
+
+def _useful_pairs(values: Floats, residuals: Floats, dim: int, rounding: float) -> Any:
+    """Return the indices of the pairs to keep: those with which a solve is expected to take the least time.
+
+    The number of products grows with the square root of the ratio of the extreme eigenvalues that remain.
     """
-    level = 1.0
+    positive = np.flatnonzero(values > rounding * np.abs(values).max())
+    usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
+    if not len(usable):
+        return usable
+    level = float(np.exp(np.mean(np.log(values[positive]))))
+    order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))][: _RITZ_VECTOR_ENTRIES // dim]
+    pair_cost = _PAIR_COST * min(1.0, dim / _PAIR_COST_DIM)
 
-    def choose(values: Floats, residuals: Floats) -> Sequence[int]:
-        nonlocal level
-        positive = np.flatnonzero(values > 0.0)
-        if not len(positive):
-            return []
-        level = float(np.exp(np.mean(np.log(values[positive]))))
-        if residuals.max() == 0.0 and len(positive) * dim <= _RITZ_VECTOR_ENTRIES:
-            return list(map(int, positive))
-        usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
-        order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))]
-        spread = _spread(values[positive])
-        for count in _SCALED_PAIRS:
-            chosen = order[:count]
-            rest = values[np.setdiff1d(positive, chosen)]
-            if len(rest) and _spread(rest) <= _USEFUL_SPREAD * spread:
-                level = float(np.exp(np.mean(np.log(rest))))
-                return list(map(int, np.sort(chosen)))
-        return []
+    def expected_time(count: int) -> float:
+        rest = values[np.setdiff1d(positive, order[:count])]
+        spread = float(rest.max() / rest.min()) if len(rest) else 1.0
+        return math.sqrt(spread) * (1.0 + pair_cost * count)
 
-    values, vectors = explored.ritz_pairs(choose)
-    return SpectralScaling(values, vectors, level)
-
-
-def _spread(values: Floats) -> float:
-    """Return the ratio of the largest to the smallest value, a condition number."""
-    return float(values.max() / values.min())
+    return np.sort(order[: min(range(len(order) + 1), key=expected_time)])
 
 
 def solve(
     product: Product,
     u: Tensor,
     space: Space,
-    scaling: SpectralScaling,
+    known: RitzSpace,
     *,
     lower: float,
     rtol: float,
     max_products: int | None = None,
+    change: float = 0.0,
 ) -> LinearSolution:
     """Solve H v = u to a relative error of `rtol`, given a lower bound of the eigenvalues.
 
-    If `lower` is not positive, the residual norm becomes at most rtol·‖u‖, and the error is infinite.
+    If `lower` is not positive, the residual norm becomes at most rtol·‖u‖, and the error is infinite. `change` is the
+    relative difference of H from the matrix that has the known Ritz pairs, which limits how far one round reduces the
+    residual. If a round does not halve it, the next ones are without the pairs.
     """
     norm_u = space.norm(u)
     v, residual, products = torch.zeros_like(u), u, 0
@@ -162,38 +207,62 @@ def solve(
         return rtol * (lower * norm_v if lower > 0.0 else norm_u)
 
     for _ in range(_MAX_ROUNDS):
-        room = min(affordable_dim(space.dim), max(1, limit - products))
-        lanczos = Lanczos(lambda q: scaling(product(scaling(q))), scaling(residual), space)
-        lanczos.max_dim = int(min(room, space.dim))
-        krylov, next_test_dim = Krylov(lanczos), 1
-        while True:
-            krylov.extend()
-            products += 1
-            if krylov.dim < next_test_dim and not krylov.is_complete:
-                continue
-            y = _coefficients(krylov)
-            solution_norm = max(norm_v, scaling.smallest * float(np.linalg.norm(y)))
-            allowed = _RESIDUAL_SHARE * needed(solution_norm)
-            scaled_residual = krylov.residual_of(y)
-            if krylov.is_complete or scaled_residual <= space.eps * krylov.start_norm:
-                break
-            # ‖S⁻¹q‖ ≥ 1/‖S‖, so that far from convergence S⁻¹ need not be applied.
-            is_possible = scaled_residual <= allowed * scaling.largest
-            if is_possible and scaled_residual * space.norm(scaling.undo(krylov.next_vector)) <= allowed:
-                break
-            next_test_dim = krylov.dim + 1 + krylov.dim // _RESIDUAL_TEST_DIVISOR
-        improved = v + scaling(krylov.combine(y)[0])
+        room = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
+        least = _CHANGE_SHARE * change * residual_norm if known.dim else 0.0
+        correction, spent = _correction(product, residual, space, known, room, needed, norm_v, least)
+        improved = v + correction
         new_residual = u - product(improved)
-        products += 1
+        products += spent + 1
         new_norm = space.norm(new_residual)
+        is_slow = not new_norm <= 0.5 * residual_norm
+        if is_slow and known.dim and products < limit:
+            known = RitzSpace(np.empty(0))
+            continue
         if not new_norm < residual_norm:
             break
-        is_slow = new_norm > 0.5 * residual_norm
         v, residual, residual_norm, norm_v = improved, new_residual, new_norm, space.norm(improved)
         if residual_norm <= needed(norm_v) or is_slow or products >= limit:
             break
     error = residual_norm / (lower * norm_v) if lower > 0.0 and norm_v > 0.0 else math.inf
     return LinearSolution(v, residual_norm, error, products)
+
+
+def _correction(
+    product: Product,
+    u: Tensor,
+    space: Space,
+    known: RitzSpace,
+    room: float,
+    needed: Callable[[float], float],
+    norm_v: float,
+    least: float,
+) -> tuple[Tensor, int]:
+    """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement.
+
+    It ends when the residual suffices, given the norm of the solution so far, or is at most `least`.
+    """
+    inside, right = known.eliminate(u)
+    start_norm = space.norm(right)
+    if room < 1 or start_norm <= space.eps * space.norm(u):
+        return known.combine(known.coefficients(inside, 0.0), torch.zeros_like(u)), 0
+    alongs: list[float] = []
+
+    def schur(q: Any) -> Any:
+        alongs.append(known.along(space, q))
+        return known.schur_product(product, q, alongs[-1])
+
+    lanczos = Lanczos(schur, right, space)
+    lanczos.max_dim = int(room)
+    krylov = Krylov(lanczos)
+    while True:
+        krylov.extend()
+        y = _coefficients(krylov)
+        inner = known.coefficients(inside, float(y @ alongs))
+        norm = max(norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
+        residual = krylov.residual_of(y)
+        if krylov.is_complete or residual <= max(space.eps * start_norm, least, _RESIDUAL_SHARE * needed(norm)):
+            break
+    return known.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
 
 
 def _coefficients(krylov: Krylov) -> Floats:
@@ -219,14 +288,26 @@ def _truncated(spectrum: cubic.Spectrum, right: Floats, cutoff: float) -> tuple[
 
 
 def solve_least_squares(
-    product: Product, u: Tensor, space: Space, *, rtol: float, max_products: int | None = None
+    product: Product,
+    u: Tensor,
+    space: Space,
+    eigenpairs: RitzSpace | None = None,
+    *,
+    rtol: float,
+    max_products: int | None = None,
 ) -> LinearSolution:
-    """Return v = H⁺u, the shortest v with the smallest ‖u − Hv‖, with eigenvalues below √eps·‖H‖ as zero."""
+    """Return v = H⁺u, the shortest v with the smallest ‖u − Hv‖, with eigenvalues below √eps·‖H‖ as zero.
+
+    `eigenpairs` are all those of H with larger eigenvalues, if they are known.
+    """
     if space.norm(u) == 0.0:
         return LinearSolution(torch.zeros_like(u), 0.0, 0.0, 0)
+    cutoff = space.eps**CUTOFF_EXPONENT
+    if eigenpairs is not None:
+        return _by_eigenpairs(product, u, space, eigenpairs.above(cutoff * eigenpairs.norm))
     lanczos = Lanczos(product, u, space, reorthogonalise=True)
     lanczos.max_dim = min(space.dim, max_products or affordable_dim(space.dim))
-    krylov, cutoff, next_test_dim = Krylov(lanczos), space.eps**_CUTOFF_EXPONENT, 1
+    krylov, next_test_dim = Krylov(lanczos), 1
     while True:
         krylov.extend()
         if krylov.dim < next_test_dim and not krylov.is_complete:
@@ -241,3 +322,14 @@ def solve_least_squares(
         next_test_dim = krylov.dim + 1 + krylov.dim // _TRUNCATED_TEST_DIVISOR
     (v,) = krylov.combine(y)
     return LinearSolution(v, space.norm(u - product(v)), error, krylov.dim + 1)  # type: ignore[arg-type]
+
+
+def _by_eigenpairs(product: Product, u: Tensor, space: Space, eigenpairs: RitzSpace) -> LinearSolution:
+    """Return H⁺u from the eigenpairs that count; its error is that within their span."""
+    v = torch.zeros_like(u)
+    inside, _ = eigenpairs.eliminate(u)
+    v = eigenpairs.combine(eigenpairs.coefficients(inside, 0.0), v)
+    residual, norm_v = u - product(v), space.norm(v)
+    missing = eigenpairs.eliminate(residual)[0]
+    error = float(np.linalg.norm(missing / eigenpairs.values)) / norm_v if norm_v > 0.0 else 0.0
+    return LinearSolution(v, space.norm(residual), error, 1)

@@ -23,6 +23,7 @@ from sanc.errors import (
 )
 from sanc.implicit.examination import SolveOptions
 from sanc.implicit.functions import minimum_of
+from sanc.implicit.least_squares import METHOD, LeastSquaresProblem
 from sanc.implicit.problem import ImplicitProblem
 from sanc.implicit.solution import Solution
 from sanc.options import ArgminArguments, ArgminOptions
@@ -76,6 +77,8 @@ def argmin(
     theta: Any,
     *,
     bounds: Any = None,
+    loss: str = "linear",
+    f_scale: float = 1.0,
     on_singular: str = "raise",
     rtol: float | None = None,
     confidence: float = DEFAULT_CONFIDENCE,
@@ -88,7 +91,8 @@ def argmin(
     Parameters
     ----------
     fun : callable
-        A torch function ``fun(x, theta)`` that returns a scalar tensor.
+        A torch function ``fun(x, theta)`` that returns a scalar tensor, or with ``method="least_squares"`` a tensor of
+        residuals.
     x0 : Tensor, array or pytree of these
         The starting point, as in `minimize`. The minimum does not depend on it, so it receives no gradient.
     theta : Tensor or pytree
@@ -96,16 +100,19 @@ def argmin(
     bounds : optional
         Bounds of x, as in `minimize`, which do not depend on theta. Variables at a bound have the derivative zero.
         Derivatives, curvature and errors refer to the free variables. Nothing is evaluated outside.
+    loss, f_scale : optional
+        With ``method="least_squares"``: the loss of the residuals by name, and its scale, as in `least_squares`.
     on_singular : {"raise", "warn", "pinv"}
         What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
-        bounded away from zero, the Hessian changes strongly within the uncertainty of x, differences of f contradict it
-        (a kink), `fun` reads a parameter without its graph (detached, for example), the estimated error of the
-        derivative exceeds 1 %, or a variable is at a bound with a multiplier of zero, where derivatives are one-sided.
+        bounded away from zero, the Hessian changes strongly within the uncertainty of x, differences of ∇f contradict
+        it (a kink), `fun` reads a parameter without its graph (detached, for example), the estimated error of a linear
+        system exceeds 1 %, or a variable is at a bound with a multiplier of zero, where derivatives are one-sided.
         By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian: minima that form a
-        valley move along its normal. It still raises at negative curvature, at such bounds, if the estimated error
-        exceeds 1 %, and after a run that did not converge.
+        valley move along its normal. Eigenvalues below √eps ‖H‖ count as zero. It still raises in all other cases, and
+        at negative curvature.
     rtol : float, optional
-        Relative error of the linear systems; by default √eps, 1.5e-8 in float64 and 3.5e-4 in float32.
+        Relative error of the linear systems, by their bound. By default 3e-7 in float64 and 3.5e-4 in float32; if all
+        eigenpairs of the Hessian are known, √eps.
     confidence : float
         Probability with which the lower bound of λ_min holds.
     max_products : int, optional
@@ -114,7 +121,9 @@ def argmin(
         Return ``(x, solution)``. The `Solution` has the result of `minimize`, the certificate, and an estimate of the
         error of every derivative that was computed.
     **options
-        Further arguments of `minimize`: tol, max_iter, hvp, preset, method and others.
+        Further arguments of `minimize`: tol, max_iter, hvp, preset, method and others. ``method="least_squares"``
+        minimises the sum of squares ½ Σ r_i², or a loss of them, by `least_squares`, and accepts its tol, max_iter,
+        max_nfev, max_time, seed, callback and precond. Derivatives are those of the whole sum, with its exact Hessian.
 
     Returns
     -------
@@ -126,8 +135,8 @@ def argmin(
     ∇_x f(x(θ), θ) = 0 gives dx/dθ = −H⁻¹ ∂²f/∂x∂θ with H = ∇²_x f. For a gradient u = ∂L/∂x the backward pass solves
     H v = u in a Krylov space, to a relative error of `rtol`, and returns −vᵀ ∂²f/∂x∂θ. No iteration of the minimiser is
     differentiated, so memory does not depend on their number. If a derivative is needed, the forward pass bounds λ_min
-    and makes a last Newton step. The Ritz pairs that bound λ_min scale all later linear systems; if n ≤ 100 they are
-    all eigenpairs of H.
+    and makes a last Newton step. The Ritz pairs that bound λ_min shorten all later linear systems. The whole Hessian is
+    formed for n ≤ 100, and up to n = 1000 if n is at most four times the number of products of the run.
 
     Derivatives of any order work (``create_graph=True``), as do forward-mode derivatives and torch.func's grad, vmap
     and jvp; vmap minimises one entry of the batch after the other.
@@ -159,7 +168,16 @@ def argmin(
             raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")
     passed_on: dict[str, Any] = {**options} if bounds is None else {**options, "bounds": bounds}
     solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
-    problem = ImplicitProblem(fun, x0, theta, solve_options, passed_on)
+    kind: type[ImplicitProblem] = ImplicitProblem
+    if passed_on.get("method") == METHOD:
+        kind = LeastSquaresProblem
+        passed_on |= {"loss": loss, "f_scale": f_scale}
+        del passed_on["method"]
+    else:
+        given = {"loss": (loss, "linear"), "f_scale": (f_scale, 1.0)}
+        for name, (value, default) in given.items():
+            require(value == default, name, value, f'pass method = "{METHOD}" too')
+    problem = kind(fun, x0, theta, solve_options, passed_on)
     flat = minimum_of(problem, *problem.theta)
     x = problem.unflatten(flat)
     return (x, problem.solutions[-1]) if details else x

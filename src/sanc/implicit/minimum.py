@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,16 +13,20 @@ from torch import Tensor
 from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.space import Space
-from sanc.core.spectrum.curvature import Certificate
+from sanc.core.spectrum.curvature import Certificate, probe
+from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
-from sanc.implicit.examination import ONE_SIDED, SolveOptions, examine, solve_with
+from sanc.implicit.curvature import GradientOf
+from sanc.implicit.examination import NOT_FINITE, ONE_SIDED, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
-from sanc.implicit.linear import solve_least_squares
+from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.objective import torch_modes
 
 _LARGEST_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
+_DEFAULT_RTOL = 3e-7
+"""Default bound on the relative error of a linear system that is solved by products, unless √eps is larger."""
 _BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
@@ -39,22 +45,33 @@ class DifferentiableMinimum:
         The parameters, without a graph.
     solution : Solution
         The report, to which every linear system is added.
+    mixed : MixedDerivative
+        Norms of ∂²f/∂x∂θ.
     """
 
     def __init__(
-        self, oracle: Oracle, x: Tensor, theta: tuple[Tensor, ...], box: Box | None, result: Any, options: SolveOptions
+        self,
+        oracle: Oracle,
+        x: Tensor,
+        theta: tuple[Tensor, ...],
+        gradient: GradientOf,
+        box: Box | None,
+        result: Any,
+        eps_gradient: float,
+        options: SolveOptions,
     ) -> None:
+        self.mixed = MixedDerivative()
         self.theta, self.options = theta, options
         self._inner = oracle
         self._face = None if box is None else free_oracle(oracle, box, x, result)
         self._oracle: Oracle = oracle if self._face is None else self._face
         with torch_modes(self._inner):
-            self._examined = examine(self._oracle, self._compress(x), result, options)
+            self._examined = examine(self._oracle, self._compress(x), gradient, result, eps_gradient, options)
             self._operator = self._oracle.hessian(self._examined.x)
         examined = self._examined
         self.x = self._extend(examined.x, x)
         self.solution = Solution(
-            result, examined.certificate, examined.grad_norm, examined.hessian_change, examined.problem
+            result, examined.curvature.certificate, examined.grad_norm, examined.hessian_change, examined.problem
         )
 
     @property
@@ -79,45 +96,58 @@ class DifferentiableMinimum:
     @property
     def certificate(self) -> Certificate:
         """The bounds on λ_min."""
-        return self._examined.certificate
+        return self._examined.curvature.certificate
 
     def matches(self, x: Tensor, theta: tuple[Tensor, ...]) -> bool:
         """Whether this is the minimum at x for these parameters."""
         same = x.shape == self.x.shape and torch.equal(x, self.x)
         return same and all(a is b or torch.equal(a, b) for a, b in zip(theta, self.theta, strict=True))
 
+    @property
+    def inverse(self) -> Callable[[Tensor], Tensor] | None:
+        """The product with H⁻¹ if all eigenpairs are known; None otherwise, and if some eigenvalues count as zero."""
+        known = self._examined.curvature.eigenpairs
+        if known is None or known.dim < self.space.dim or self.options.pinv:
+            return None
+
+        def product(w: Tensor) -> Tensor:
+            inside, rest = known.eliminate(self._compress(w))
+            return self._extend(known.combine(known.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x))
+
+        return product
+
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
         problem = self.solution.problem
-        remedy = _BOUND_REMEDY if problem == ONE_SIDED else _REMEDY
-        if self.options.on_singular == "pinv" and problem != ONE_SIDED:
-            problem = "it has negative curvature" if self.certificate.saddle else ""
         if problem:
+            remedy = _BOUND_REMEDY if problem == ONE_SIDED else _REMEDY
             report_singular(f"{problem} ({self._curvature()})", self.options.on_singular, remedy)
 
     def _curvature(self) -> str:
         """Return λ_min, its bound and ‖∇f‖ in words."""
-        certificate = self.certificate
-        return (
-            f"λ_min = {certificate.lambda_min:.3e}, and λ_min ≥ {certificate.lower_bound:.3e} with probability "
-            f"{certificate.confidence:g} after {certificate.products} products; ‖∇f‖ = {self.solution.grad_norm:.2e}"
-        )
+        return curvature_in_words(self.certificate, self.solution.grad_norm)
 
     def solve(self, u: Tensor) -> Tensor:
         """Return v with H v = u; zero for variables at a bound."""
-        right = self._compress(u.detach())
-        rtol = self.options.rtol or math.sqrt(self._oracle.space.eps)
+        examined, right = self._examined, self._compress(u.detach())
+        rtol = self.options.rtol or math.sqrt(self.space.eps)
+        if self.options.rtol is None and not examined.curvature.is_formed:
+            rtol = max(rtol, _DEFAULT_RTOL)
         with torch_modes(self._inner):
-            if self.options.on_singular == "pinv":
-                solution = solve_least_squares(
-                    self._operator, right, self._oracle.space, rtol=rtol, max_products=self.options.max_products
-                )
-            else:
+            try:
                 solution = solve_with(
-                    self._oracle, self._operator, right, self._examined, rtol, self.options.max_products
+                    self._oracle, self._operator, right, examined.curvature, rtol, self.options, examined.hessian_change
                 )
-        error = solution.error + self._examined.x_error
-        self.solution.derivatives.append(Derivative(error, solution.residual, solution.products))
+            except NonFiniteProductError as problem:
+                raise SingularMinimumError(
+                    f"the minimum cannot be differentiated: {NOT_FINITE}. Pass another x0, or a function with a finite "
+                    "Hessian."
+                ) from problem
+        error = solution.error + examined.x_error
+        norm_v = self.space.norm(solution.v)
+        self.solution.derivatives.append(
+            Derivative(error, error * norm_v if norm_v > 0.0 else 0.0, error, solution.residual, solution.products)
+        )
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
         if not error <= _LARGEST_ERROR and not has_warned:
             report_singular(
@@ -127,6 +157,52 @@ class DifferentiableMinimum:
             )
         return self._extend(solution.v, torch.zeros_like(self.x))
 
+    def note_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
+        """Add the error of Mᵀv to the report, where `products` are its parts for the parameters with these indices.
+
+        With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
+        """
+        norm_v, sizes = _norm(v), [_norm(product) for product in products]
+        for index, size in zip(indices, sizes, strict=True):
+            self.mixed.norms.note(index, size, norm_v)
+        size = math.hypot(*sizes)
+        last, absolute = self.solution.derivatives[-1], 0.0
+        if norm_v > 0.0:
+            norm_m = self.mixed.norms.together(indices)
+            x_error = norm_m * norm_v * self._examined.x_error
+            absolute = min(
+                norm_m * norm_v * last.solution_error, self.mixed.responses.together(indices) * last.residual + x_error
+            )
+        relative = absolute / size if size > 0.0 else math.inf if absolute > 0.0 else 0.0
+        self.solution.derivatives[-1] = replace(last, error=relative, absolute_error=absolute)
+
+
+def certificate_at(oracle: Oracle, x: Tensor, box: Box | None, result: Any, options: SolveOptions) -> Certificate:
+    """Return the bounds on λ_min of the free variables at any point."""
+    face = oracle if box is None else free_oracle(oracle, box, x, result)
+    with torch_modes(oracle):
+        certificate, _ = probe(
+            face,
+            face.compress(x),
+            eps_gradient=math.inf,
+            eps_curvature=0.0,
+            confidence=options.confidence,
+            max_products=options.max_products,
+            seed=options.seed,
+            thorough=True,
+        )
+    return certificate
+
+
+def curvature_in_words(certificate: Certificate, grad_norm: float) -> str:
+    """Return λ_min, its bound and ‖∇f‖ in words."""
+    if math.isnan(certificate.lambda_min):
+        return f"λ_min is unknown, as a Hessian product is not finite; ‖∇f‖ = {grad_norm:.2e}"
+    return (
+        f"λ_min = {certificate.lambda_min:.3e}, and λ_min ≥ {certificate.lower_bound:.3e} with probability "
+        f"{certificate.confidence:g} after {certificate.products} products; ‖∇f‖ = {grad_norm:.2e}"
+    )
+
 
 def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:
     """Raise the error of a minimum without a reliable derivative, or warn about it."""
@@ -134,3 +210,7 @@ def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> No
         warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
         return
     raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach().double()))

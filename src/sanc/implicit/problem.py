@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from torch.autograd import forward_ad
 
 from sanc.autograd.internals import nodes
 from sanc.core.bounded.bounds import Box
-from sanc.core.oracle import difference_step
+from sanc.core.oracle import Oracle, difference_step
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
-from sanc.implicit.derivatives import is_transformed
+from sanc.implicit.derivatives import gradient, is_transformed
 from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
-from sanc.implicit.minimum import DifferentiableMinimum, report_singular
-from sanc.implicit.mixed import find_missing_derivative
+from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvature_in_words, report_singular
+from sanc.implicit.mixed import examine_mixed
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.minimizing import minimize
@@ -66,6 +66,7 @@ class ImplicitProblem:
         self._chosen = [i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)]
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
+        self._solved: DifferentiableMinimum | None = None
         self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -93,10 +94,10 @@ class ImplicitProblem:
             self._check_captured(theta)
         result = self._run(self._x0, theta, certify=not self._chosen)
         if not self._chosen:
-            self.solutions.append(Solution(result, result.certificate, _free_gradient_norm(result)))
+            self.solutions.append(Solution(result, result.certificate, self.gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
-        if minimum.certificate.saddle:  # the short probe of the run has missed it
+        if minimum.certificate.saddle and minimum.solution.problem:  # the short probe of the run has missed it
             minimum = self._minimum(self._run(result.x, theta, certify=True), theta)
         minimum.check()
         self._check_parameters(minimum, theta)
@@ -108,8 +109,8 @@ class ImplicitProblem:
         if minimum.hvp == "finite-difference":
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
-        problem = find_missing_derivative(self.value, minimum.x, theta, names, self._chosen)
-        if problem:
+        minimum.mixed = examine_mixed(self.value, minimum.x, theta, names, self._chosen, minimum.inverse)
+        if problem := minimum.mixed.problem:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
             )
@@ -117,22 +118,58 @@ class ImplicitProblem:
 
     def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
         """Minimise; raise or warn if the run does not converge."""
-        result = minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+        result = self.minimise_from(x0, theta, certify=certify)
         if not result.success:
+            x = self._flat(result.x)
+            certificate = certificate_at(self._oracle(result.x, theta), x, self._box, result, self._solve_options)
             report_singular(
-                f"the run did not converge. {result.message} ‖∇f‖ = {_free_gradient_norm(result):.2e}",
+                f"the run did not converge. {result.message} "
+                f"({curvature_in_words(certificate, self.gradient_norm(result))})",
                 self._solve_options.on_singular,
                 'Raise max_iter or tol, or pass another x0; or pass on_singular="warn" to continue from that point.',
             )
         return result
 
+    def minimise_from(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
+        """Return the result of a run."""
+        return minimize(self._fun, x0, (self.parameters(theta),), certify=certify, **self._options)
+
+    def gradient_norm(self, result: Any) -> float:
+        """Return ‖∇f‖ of a result; with bounds the norm of its free entries."""
+        multipliers = result.get("multipliers")
+        if multipliers is None:
+            return _norm(result.jac)
+        pairs = zip(_leaves(result.jac), _leaves(multipliers), strict=True)
+        return _norm([gradient - multiplier for gradient, multiplier in pairs])
+
+    def gradient_tolerance(self, result: Any) -> float:
+        """Return the tolerance on ‖∇f‖ of the run; infinite if that is not known."""
+        return math.inf if result.certificate is None else float(result.certificate.eps_gradient)
+
+    @property
+    def hvp(self) -> Any:
+        """How Hessian products are computed, by the caller's choice."""
+        return self._options.get("hvp", "auto")
+
     def _minimum(self, result: Any, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum that a run found, with its curvature."""
+        return DifferentiableMinimum(
+            self._oracle(result.x, theta),
+            self._flat(result.x),
+            theta,
+            lambda x: gradient(self.value, x, theta, transformed=False),
+            self._box,
+            result,
+            self.gradient_tolerance(result),
+            self._solve_options,
+        )
+
+    def _oracle(self, x: Any, theta: tuple[Tensor, ...]) -> Oracle:
+        """Return the oracle of f(·, θ), which has the point x."""
         oracle, _, _ = build_oracle(
-            self._fun, result.x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),),
-            hvp=self._options.get("hvp", "auto"),
-        )  # fmt: skip
-        return DifferentiableMinimum(oracle, self._flat(result.x), theta, self._box, result, self._solve_options)
+            self._fun, x, jac=None, hess=None, hessp=None, args=(self.parameters(theta),), hvp=self.hvp
+        )
+        return oracle
 
     def _keep(self, minimum: DifferentiableMinimum) -> None:
         self._minima.append(minimum)
@@ -195,7 +232,17 @@ class ImplicitProblem:
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
             ) from problem
-        return self._minimum_at(x, theta).solve(u)
+        self._solved = self._minimum_at(x, theta)
+        return self._solved.solve(u)
+
+    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
+        """Report the error of the products with the parts of M, where `v` is the last solution.
+
+        Inside a transform of torch.func the numbers are not known.
+        """
+        if not self.transformed and not is_transformed([v, *products]):
+            assert self._solved is not None
+            self._solved.note_derivative(v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""
@@ -277,15 +324,6 @@ def _is_differentiated(tensor: Tensor) -> bool:
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-
-
-def _free_gradient_norm(result: Any) -> float:
-    """Return ‖∇f‖ of a result; with bounds the norm of its free entries."""
-    multipliers = result.get("multipliers")
-    if multipliers is None:
-        return _norm(result.jac)
-    pairs = zip(_leaves(result.jac), _leaves(multipliers), strict=True)
-    return _norm([gradient - multiplier for gradient, multiplier in pairs])
 
 
 def _leaves(v: Any) -> list[Any]:

@@ -13,12 +13,20 @@ from sanc.core.spectrum.curvature import Certificate
 class Derivative:
     """One linear system H v = u that was solved for a derivative of the minimum.
 
+    Reverse mode returns Mᵀv with M = ∂²f/∂x∂θ. Its entries may cancel, so that its relative error is larger than that
+    of v: at a zero gradient it is infinite. Forward mode returns v itself. Errors of further derivatives, and of all
+    inside transforms of torch.func, are those of v.
+
     Attributes
     ----------
     error : float
-        Estimate of the relative error of v, and so of the derivative: the bound ‖u − Hv‖ / (λ ‖v‖) with the lower bound
-        λ of λ_min, the error of differenced products, and the effect of the remaining gradient. Infinite if λ_min is
-        not bounded away from zero.
+        Estimate of the relative error of the derivative: `absolute_error` over its norm.
+    absolute_error : float
+        Estimate of the error of the derivative: ‖M‖ ‖v‖ `solution_error`, with ‖M‖ estimated by products. If the
+        Hessian was formed, ‖H⁻¹M‖ `residual` with the effect of the remaining gradient, if that is less.
+    solution_error : float
+        Estimate of the relative error of v: the bound ‖u − Hv‖ / (λ ‖v‖) with the lower bound λ of λ_min, the error of
+        differenced products, and the effect of the remaining gradient. Infinite if λ_min is not bounded away from zero.
     residual : float
         ‖u − Hv‖.
     products : int
@@ -26,6 +34,8 @@ class Derivative:
     """
 
     error: float
+    absolute_error: float
+    solution_error: float
     residual: float
     products: int
 

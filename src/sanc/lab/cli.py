@@ -341,7 +341,9 @@ def report(directory: Annotated[Path, typer.Argument(help="An output directory."
 def diagnose(
     module: Annotated[Path, typer.Argument(help="A file of torch.save(model, path). Loading it executes its code.")],
     data: Annotated[Path, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")],
-    batch: Annotated[int, _number("--batch", least=1, help="Rows of a batch.")] = 256,
+    batch: Annotated[
+        int | None, _number("--batch", least=1, help="Rows of a batch; by default 256, or fewer for eight batches.")
+    ] = None,
     label: Label = None,
     max_products: Annotated[
         int | None, _number("--max-products", least=1, help="Limit on Hessian products of the bounds.")
@@ -365,9 +367,8 @@ def diagnose(
     if plot is not None:
         found.plot().savefig(plot)
     if numbers is not None:
-        numbers.write_text(
-            json.dumps({name: value if value == value else None for name, value in found.as_dict().items()})
-        )
+        finite = {name: value if math.isfinite(value) else None for name, value in found.as_dict().items()}
+        numbers.write_text(json.dumps(finite, allow_nan=False))
 
 
 @app.command()

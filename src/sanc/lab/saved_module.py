@@ -14,6 +14,9 @@ import sanc
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.lab.datasets import Loaded
 
+_LARGEST_BATCH, _FEWEST_BATCHES = 256, 8
+"""Default rows of a batch, and how many batches there are at least by default."""
+
 
 def load_module(path: Path) -> nn.Module:
     """Load a module that ``torch.save(model, path)`` saved. This executes code in the file."""
@@ -34,7 +37,7 @@ def load_module(path: Path) -> nn.Module:
     return module
 
 
-def diagnose_file(module: nn.Module, path: Path, loaded: Loaded, *, batch: int, **options: Any) -> sanc.Report:
+def diagnose_file(module: nn.Module, path: Path, loaded: Loaded, *, batch: int | None, **options: Any) -> sanc.Report:
     """Diagnose a classifier saved at `path` with the cross-entropy of the rows of a data file, in random order."""
     parameter = next(module.parameters(), torch.zeros(()))
     X = loaded.X.toarray() if hasattr(loaded.X, "toarray") else loaded.X
@@ -53,6 +56,8 @@ def diagnose_file(module: nn.Module, path: Path, loaded: Loaded, *, batch: int, 
             f"the module of {path} returns shape {tuple(outputs.shape)} for two rows, and {loaded.name} has "
             f"{loaded.classes} classes: pass a classifier with one output per class."
         )
+    # One batch would leave none to hold out, and show no noise.
+    batch = batch or max(1, min(_LARGEST_BATCH, len(targets) // _FEWEST_BATCHES))
     starts = range(0, len(targets), batch)
     batches = [(inputs[begin : begin + batch], targets[begin : begin + batch]) for begin in starts]
     return sanc.diagnose(module, nn.CrossEntropyLoss(), batches, **options)

@@ -142,6 +142,11 @@ def least_squares(
         (whether the last model had the second-order term); with bounds active, multipliers and weakly_active. Calls of
         `fun` for differences count in nfev; those of the certificate do not count.
 
+    Notes
+    -----
+    The solution has no graph: tensors that `fun` reads get no gradient. ``sanc.argmin(fun, x0, theta,
+    method="least_squares")`` returns it with derivatives with respect to `theta`.
+
     Examples
     --------
     >>> import torch, sanc

@@ -136,6 +136,8 @@ class ArgminArguments(ArgminOptions, total=False):
     """Arguments of `argmin` that are passed by name, without `details`."""
 
     bounds: Any
+    loss: str
+    f_scale: float
     on_singular: str
     rtol: float | None
     confidence: float

@@ -267,13 +267,11 @@ class AveragingOracle(AutogradOracle):
         (value, mean_square), g = self.mean(sample, "a gradient", local)
         self.meter.gradient += self.rows_elsewhere(sample)
         assert g is not None
-        overlap, count = found[0].overlap, found[0].count
+        count = found[0].count
         if self.reduced is None and not (self.style == "backward" and self.ranks.wrapped):
-            weight = 1.0 if sample.terms is None else sample.terms
-            received, _ = self.ranks.exchange([weight, weight * weight * overlap, float(count)], "a gradient")
-            weights, squares, counts = (sum(column) for column in zip(*received, strict=True))
-            overlap, count = squares / weights**2, int(counts)
-        return PartMoments(value, g, mean_square, overlap, count)
+            received, _ = self.ranks.exchange([float(count)], "a gradient")
+            count = int(sum(counts[0] for counts in received))
+        return PartMoments(value, g, mean_square, count)
 
     def check(self, closure: Callable[[], None]) -> None:
         def local() -> Evaluation:

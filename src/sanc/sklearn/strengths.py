@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import cho_factor, cho_solve
 
 from sanc.core.space import Space
-from sanc.implicit.linear import SpectralScaling, solve
+from sanc.implicit.linear import RitzSpace, solve
 from sanc.minimisation import minimize
 from sanc.sums.linear import Array, LinearSum
 
@@ -302,11 +302,11 @@ def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
             return None
         return lambda u: np.asarray(cho_solve(factor, u))
     product, space = problem.hessian(w), Space(problem.dim, torch.float64, torch.device("cpu"))
-    no_scaling = SpectralScaling(np.zeros(0), [], 1.0)
+    nothing_known = RitzSpace(np.zeros(0))
 
     def solution(u: Array) -> Array:
         found = solve(
-            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, no_scaling, lower=0.0,
+            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, nothing_known, lower=0.0,
             rtol=_RTOL,
         )  # fmt: skip
         is_solved = found.residual <= math.sqrt(_RTOL) * float(np.linalg.norm(u))

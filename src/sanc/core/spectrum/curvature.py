@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.oracle import Operator, Oracle
-from sanc.core.space import Floats, Vector
+from sanc.core.space import Floats, Space, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.eigenvalue_bounds import (
     CurvatureBound,
@@ -196,6 +196,15 @@ class Exploration:
         return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
 
 
+def _norm(space: Space, g: Vector) -> float:
+    """Return ‖g‖, also if the squares of its entries overflow or underflow."""
+    norm = space.norm(g)
+    if 0.0 < norm < math.inf:
+        return norm
+    largest = space.largest_entry(g)
+    return largest * space.norm(g / largest) if 0.0 < largest < math.inf else norm
+
+
 def explore(
     oracle: Oracle,
     x: Vector,
@@ -219,7 +228,7 @@ def explore(
     _, g = oracle.gradient(x)
     if space.dim == 0:  # with bounds, if no variable is free
         return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps_gradient, eps_curvature, 0), x)
-    common = {"grad_norm": space.norm(g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
+    common = {"grad_norm": _norm(space, g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
     needed = relative_error if thorough else None
     with monitored_lanczos(oracle, x, seed) as process:
         krylov = process.krylov
@@ -253,7 +262,7 @@ class Extremes:
     lower_bound, upper_bound : float
         λ_min ≥ `lower_bound` and λ_max ≤ `upper_bound`, both with probability `confidence` over the start vector.
     ritz_error : float
-        Error of the Ritz values.
+        Error of the Ritz values; infinite if the products are asymmetric beyond their errors.
     confidence : float
         The probability; 1 if the Krylov space is the whole space.
     products : int
@@ -268,6 +277,8 @@ class Extremes:
         Eigenpairs of T.
     operator : Operator
         The Hessian, for products of a second pass.
+    product_scale : float
+        The power of two by which the products of `krylov` and `spectrum` were scaled.
     """
 
     lambda_min: float
@@ -283,11 +294,21 @@ class Extremes:
     krylov: Krylov
     spectrum: cubic.Spectrum
     operator: Operator
+    product_scale: float
 
-    def vectors(self) -> list[Vector]:
-        """Return the unit vectors of the left-most and the right-most Ritz pair."""
+    @property
+    def relative_residuals(self) -> Floats:
+        """‖Hv − θv‖ / |θ| of each Ritz pair; infinite for a value of zero."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            residuals: Floats = self.krylov.last_beta * np.abs(self.spectrum.vectors[-1] / self.spectrum.values)
+        return np.where(self.spectrum.values == 0.0, math.inf, residuals)
+
+    def vectors(self, others: Sequence[int] = ()) -> list[Vector]:
+        """Return the unit vectors of the left-most and the right-most Ritz pair, and those of others by their index."""
+        spectrum = self.spectrum
+        chosen = [spectrum.leftmost_vector, spectrum.vectors[:, -1], *(spectrum.vectors[:, k] for k in others)]
         try:
-            return self.krylov.combine(self.spectrum.leftmost_vector, self.spectrum.vectors[:, -1])
+            return self.krylov.combine(*chosen)
         finally:
             self.operator.release()
 
@@ -319,6 +340,7 @@ def find_extremes(
     If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
     lower, upper, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
+    measured = _MEASURED_ERRORS if oracle.hvp == "finite-difference" else 0
     with monitored_lanczos(oracle, x, seed, store=store, rough=rough, measured_errors=_MEASURED_ERRORS) as process:
         krylov = process.krylov
         for must_stop in process.extend_between_tests(max_products, _DENSE_TESTS, time_is_up, report):
@@ -332,7 +354,8 @@ def find_extremes(
                 for end in loose
             )
             residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
-            if must_stop or is_tight or (at_roundoff and max(residuals) <= relative_error * norm):
+            is_limited = at_roundoff and not is_tight and max(residuals) <= relative_error * norm
+            if must_stop or is_tight or is_limited:
                 break
     values = bound.spectrum.values
     return Extremes(
@@ -342,35 +365,55 @@ def find_extremes(
         upper_bound=process.unscaled(upper),
         ritz_error=process.unscaled(bound.product_error),
         confidence=1.0 if bound.is_full else confidence,
-        products=krylov.dim + rough,
-        limited_by_roundoff=at_roundoff and not is_tight,
+        products=krylov.dim + rough + min(measured, krylov.dim),
+        limited_by_roundoff=is_limited,
         values=values / process.product_scale,
         weights=bound.spectrum.vectors[0] ** 2,
         krylov=krylov,
         spectrum=bound.spectrum,
         operator=process.operator,
+        product_scale=process.product_scale,
     )
 
 
-def quadrature(oracle: Oracle, x: Vector, steps: int, seed: int, *, store: bool = True) -> tuple[Floats, Floats]:
-    """Return nodes and weights of the spectrum at x, from `steps` Lanczos iterations at a random start.
+def quadrature(
+    oracle: Oracle,
+    x: Vector,
+    seed: int,
+    *,
+    max_dim: int,
+    suffices: Callable[[Floats, Floats], bool],
+    store: bool = True,
+    without: Sequence[Vector] = (),
+) -> tuple[Floats, Floats]:
+    """Return α and β of Lanczos iterations with the Hessian at x from a random start, as long as they do not suffice.
 
-    n Σ w_i h(θ_i) estimates Σ h(λ) (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017). Unless `store`, Lanczos
-    keeps three vectors and does not reorthogonalise.
+    With the eigenpairs (θ, u) of the tridiagonal matrix, n Σ u_1² h(θ) estimates Σ h(λ) (stochastic Lanczos quadrature:
+    Ubaru, Chen and Saad 2017). The last β belongs to no entry of the matrix; it is 0 if the Krylov space is invariant.
+    `without` are orthonormal vectors to whose complement the Hessian is restricted. Unless `store`, Lanczos keeps three
+    vectors and does not reorthogonalise.
     """
     space = oracle.space
+
+    def projected(v: Any) -> Any:
+        for w in without:
+            space.subtract(v, space.inner(w, v), w)
+        return v
+
     with oracle.uncounted():
         operator = oracle.hessian(x)
         draw = start_vector(space, seed)
-        options: dict[str, Any] = {"max_dim": steps, "store": store, "reorthogonalise": store, "redraw": draw}
-        krylov = Krylov(Lanczos(operator, draw(), space, **options))
+        options: dict[str, Any] = {"max_dim": min(max_dim, space.dim - len(without)), "store": store}
+        options |= {"reorthogonalise": store, "redraw": lambda: projected(draw())}
+        krylov = Krylov(Lanczos(lambda v: projected(operator(v)), projected(draw()), space, **options))
         try:
             while not krylov.is_complete:
                 krylov.extend()
+                if suffices(np.array(krylov.alpha), np.array(krylov.beta)):
+                    break
         finally:
             operator.release()
-    spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-    return spectrum.values, spectrum.vectors[0] ** 2
+    return np.array(krylov.alpha), np.array(krylov.beta)
 
 
 def _extend_until_decided(

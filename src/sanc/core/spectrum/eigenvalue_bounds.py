@@ -36,7 +36,7 @@ _SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
 _SAFE_EXPONENT = 500
-"""Products are scaled if the exponent of their norm reaches ±500; otherwise squares are in the range of float64."""
+"""Products are scaled if the exponent of their largest entry reaches ±500; otherwise squares do not overflow."""
 _LARGEST_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 _FIRST_BOUND_DIM = 4
@@ -101,7 +101,7 @@ class MonitoredLanczos:
             error = self._largest_error
         error += self._product_error
         if not self.lanczos.columns:
-            self.product_scale = _power_of_two(self.space.norm(product))
+            self.product_scale = _power_of_two(self.space.largest_entry(product))  # the norm may overflow
         self.difference_error_squared += (error * self.product_scale) * (error * self.product_scale)
         return product if self.product_scale == 1.0 else product * self.product_scale
 
@@ -187,9 +187,9 @@ def start_vector(space: Space, seed: int) -> Callable[[], Vector]:
     return lambda: space.normal(np.random.default_rng((seed, space.dim)))
 
 
-def _power_of_two(norm: float) -> float:
-    """Return the factor that moves `norm` near 1 if its square would overflow or underflow, otherwise 1."""
-    exponent = math.frexp(norm)[1] if 0.0 < norm < math.inf else 0
+def _power_of_two(magnitude: float) -> float:
+    """Return the factor that moves `magnitude` near 1 if its square would overflow or underflow, otherwise 1."""
+    exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
     if abs(exponent) < _SAFE_EXPONENT:
         return 1.0
     return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))

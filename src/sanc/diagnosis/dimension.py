@@ -1,0 +1,178 @@
+"""The participation ratio (Σ|λ|)² / Σλ² of a Hessian, and its spectral density, by known eigenpairs and quadrature.
+
+Few large eigenvalues dominate Σλ². Random vectors have random components along their eigenvectors, so that an estimate
+from random vectors alone varies by tens of per cent. So the sums over the eigenvalues whose Ritz pairs have converged
+are computed from these, and the traces of |H| and H² on the complement by stochastic Lanczos quadrature. R. A. Meyer
+and others (2021) do this for the trace of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sanc.core.oracle import Oracle
+from sanc.core.space import Floats, Vector
+from sanc.core.spectrum import cubic
+from sanc.core.spectrum.curvature import Extremes, quadrature
+
+_CONVERGED = 0.05
+"""Relative residual up to which a Ritz pair counts as an eigenpair: the error of its value is about its square."""
+_KEPT_ENTRIES = 2**27
+"""Entries of all eigenvectors that are kept: 0.5 GB in float32."""
+_LEAST_STEPS, _MOST_STEPS = 8, 32
+"""Lanczos iterations of a random start. They end in between when the quadrature error is below the standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """The participation ratio with its error, and the spectral density.
+
+    Attributes
+    ----------
+    value, error : float
+        The ratio, and its error: the standard error over the random starts, the quadrature error and the effect of the
+        error of products together.
+    limited_by_roundoff : bool
+        Whether the error of products is the largest part.
+    values, weights : array
+        Nodes of the spectral density and their weights, which add up to 1.
+    products : int
+        Hessian products.
+    """
+
+    value: float
+    error: float
+    limited_by_roundoff: bool
+    values: Floats
+    weights: Floats
+    products: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Quadrature of the spectrum of a random start: nodes with their weights, ∫|λ| with its error, and ∫λ²."""
+
+    values: Floats
+    weights: Floats
+    first: float
+    error: float
+    second: float
+
+
+def converged_pairs(extremes: Extremes, dim: int, *, keeps_basis: bool) -> list[int]:
+    """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; the ends alone without a basis."""
+    indices = np.flatnonzero(extremes.relative_residuals <= _CONVERGED)
+    ends = (0, len(extremes.values) - 1)
+    if not keeps_basis:
+        return [int(k) for k in indices if k in ends]
+    largest = indices[np.argsort(-np.abs(extremes.values[indices]), kind="stable")]
+    return sorted(map(int, largest[: max(2, _KEPT_ENTRIES // dim)]))
+
+
+def measure_dimension(
+    oracle: Oracle,
+    x: Vector,
+    extremes: Extremes,
+    known: Mapping[int, Vector],
+    seeds: Iterable[int],
+    *,
+    count: int,
+    store: bool,
+    time_is_up: Callable[[], bool],
+) -> Dimension:
+    """Return the participation ratio of the Hessian at x.
+
+    Parameters
+    ----------
+    known : mapping
+        Orthonormal eigenvectors by the index of their Ritz pair.
+    seeds, count : iterable, int
+        Seeds of the random starts, and how many there are.
+    """
+    dim, rest, indices = oracle.space.dim, oracle.space.dim - len(known), [*known]
+    rules: list[_Rule] = []
+    products = 0
+    for seed in seeds if rest else ():
+        if time_is_up():
+            break
+        alpha, beta = quadrature(
+            oracle,
+            x,
+            seed,
+            max_dim=_MOST_STEPS,
+            suffices=lambda a, b: time_is_up() or _suffices(_rule(a, b, rest), len(a), rest, count),
+            store=store,
+            without=[*known.values()],
+        )
+        rules.append(_rule(alpha, beta, rest))
+        products += len(alpha)
+    if not rules:
+        krylov, scale = extremes.krylov, extremes.product_scale
+        if rest:  # the start of the bounds is the only one
+            rest, indices = dim, []
+        rules = [_rule(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
+    eigenvalues = extremes.values[indices]
+    weights = [np.full(len(indices), 1.0 / dim), *(rule.weights * (rest / dim / len(rules)) for rule in rules)]
+    density = np.concatenate([eigenvalues, *(rule.values for rule in rules)]), np.concatenate(weights)
+    first = np.abs(eigenvalues).sum() + rest * np.array([rule.first for rule in rules])
+    second = (eigenvalues**2).sum() + rest * np.array([rule.second for rule in rules])
+    if not second.mean() > 0.0:
+        return Dimension(0.0, 0.0, False, *density, products)
+    ratio = float(first.mean() ** 2 / second.mean())
+    # Few starts may all miss an eigenvalue that another Ritz value shows, and then they agree too well.
+    missed = np.delete(extremes.values, indices)
+    square = max(rest * float(np.mean([rule.second for rule in rules])), float((missed**2).sum()) if rest else 0.0)
+    share = 2.0 * ratio / float(first.mean())  # Σ|λ| enters as a square, so that its relative errors count twice
+    standard_error = max(share * math.sqrt(2.0 * square / len(rules)), _jackknife(first, second))
+    quadrature_error = share * rest * float(np.mean([rule.error for rule in rules]))
+    product_error = share * dim * extremes.ritz_error / math.sqrt(extremes.krylov.dim)
+    sampling = math.hypot(standard_error, quadrature_error)
+    return Dimension(ratio, math.hypot(sampling, product_error), product_error > sampling, *density, products)
+
+
+def _suffices(rule: _Rule, steps: int, rest: int, count: int) -> bool:
+    """Whether the quadrature error of n∫|λ| is below its standard error over all starts.
+
+    For a normal start its variance is twice the trace of H².
+    """
+    return steps >= _LEAST_STEPS and rest * rule.error <= math.sqrt(2.0 * rest * rule.second / count)
+
+
+def _rule(alpha: Floats, beta: Floats, dim: int) -> _Rule:
+    """Return the quadrature by k Lanczos iterations, with ∫|λ| by the averaged rule.
+
+    The anti-Gauss rule of k nodes has β_{k−1} √2 in place of β_{k−1}, and the negative of the error of the Gauss rule
+    of k − 1 nodes for polynomials of two degrees more (Laurie 1996). So their mean is better, and their half difference
+    estimates its error. ∫λ² = ‖Hz‖² needs no quadrature.
+    """
+    steps, second = len(alpha), float(alpha[0] ** 2 + beta[0] ** 2)
+    values, weights = _gauss(alpha, beta[: steps - 1])
+    first = float(weights @ np.abs(values))
+    if beta[-1] == 0.0 or steps == dim:
+        return _Rule(values, weights, first, 0.0, second)
+    if steps == 1:
+        return _Rule(values, weights, first, math.sqrt(second) - first, second)  # ∫|λ| ≤ √∫λ²
+    changed = beta[: steps - 1] * np.append(np.ones(steps - 2), math.sqrt(2.0))
+    ends = [float(w @ np.abs(v)) for v, w in (_gauss(alpha[:-1], beta[: steps - 2]), _gauss(alpha, changed))]
+    return _Rule(values, weights, 0.5 * (ends[0] + ends[1]), 0.5 * abs(ends[1] - ends[0]), second)
+
+
+def _gauss(diagonal: Floats, off_diagonal: Any) -> tuple[Floats, Floats]:
+    """Return nodes and weights of the Gauss rule of a tridiagonal matrix."""
+    spectrum = cubic.compute_spectrum(diagonal, off_diagonal)
+    return spectrum.values, spectrum.vectors[0] ** 2
+
+
+def _jackknife(first: Floats, second: Floats) -> float:
+    """Return the standard error of mean(first)² / mean(second) over the starts; 0 for one."""
+    count = len(first)
+    if count == 1:
+        return 0.0
+    left_out = [np.delete(first, k).mean() ** 2 / np.delete(second, k).mean() for k in range(count)]
+    deviations = np.array(left_out) - first.mean() ** 2 / second.mean()
+    return math.sqrt((count - 1) / count * float((deviations**2).sum()))

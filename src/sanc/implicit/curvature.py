@@ -1,0 +1,154 @@
+"""The curvature of a minimum: bounds on λ_min and Ritz pairs for linear systems, by products or the whole Hessian."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.autograd.internals import intermediate_entries
+from sanc.core.oracle import Oracle
+from sanc.core.space import ROUNDING_ERRORS, Vector
+from sanc.core.spectrum.curvature import Certificate, explore
+from sanc.implicit.linear import RitzSpace, known_space
+
+SMALL_DIM = 100
+"""Largest dimension in which the Hessian is always formed: a hundred products are cheap."""
+_LARGEST_DIM, _PRODUCTS_OF_RUN = 1000, 4
+"""Largest dimension in which it is formed at all, and the largest one relative to the products of the run. Bound,
+Newton step and one derivative take one to two times the products of the run. A column of a block takes between a
+fiftieth and all of the time of a product, on problems with 90 to 640 variables."""
+_COLUMN_ENTRIES = 2**22
+"""Entries of the intermediate results of one block of columns, 32 MB in float64: it has as many columns as fit."""
+_LOWER_BOUND_ERROR = 0.5
+"""Relative error of the lower bound of λ_min. The bound only scales the error estimate, so a factor of two suffices."""
+_LEAST_BLOCK = 16
+"""Columns of a block from which the Hessian of a large space is formed."""
+
+GradientOf = Callable[[Tensor], Tensor]
+"""∇f as a function of x that torch differentiates."""
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Bounds on λ_min at a point, and what is known for linear systems with the Hessian.
+
+    Attributes
+    ----------
+    certificate : Certificate
+        The bounds.
+    known : RitzSpace
+        Ritz pairs of the Hessian; all of them if it was formed.
+    norm : float
+        Estimate of ‖H‖.
+    is_formed : bool
+        Whether the Hessian was formed, so that these are all its eigenpairs beyond roundoff.
+    """
+
+    certificate: Certificate
+    known: RitzSpace
+    norm: float
+    is_formed: bool = False
+
+    @property
+    def eigenpairs(self) -> RitzSpace | None:
+        """All eigenpairs with positive values; None if only some are known."""
+        return self.known if self.is_formed else None
+
+
+def forms_hessian(dim: int, run_products: int, max_products: int | None) -> bool:
+    """Whether all columns of the Hessian are expected to cost less than the products that they replace."""
+    if max_products is not None and max_products < dim:
+        return False
+    return dim <= max(SMALL_DIM, min(_LARGEST_DIM, _PRODUCTS_OF_RUN * run_products))
+
+
+def curvature_by_products(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    eps_gradient: float,
+    confidence: float,
+    max_products: int | None,
+    seed: int,
+) -> Curvature:
+    """Bound λ_min by the Lanczos process from a random start, and keep its Ritz pairs."""
+    explored = explore(
+        oracle,
+        x,
+        eps_gradient=eps_gradient,
+        eps_curvature=0.0,
+        confidence=confidence,
+        max_products=max_products,
+        seed=seed,
+        thorough=True,
+        relative_error=_LOWER_BOUND_ERROR,
+    )
+    norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.product_scale
+    return Curvature(explored.certificate, known_space(explored, oracle.space), norm)
+
+
+def curvature_of_matrix(hessian: Tensor, grad_norm: float, eps_gradient: float) -> Curvature:
+    """Return the eigenpairs of the whole Hessian; λ_min is then certain up to roundoff."""
+    dim, eps = len(hessian), torch.finfo(hessian.dtype).eps
+    unknown = Certificate(grad_norm, math.nan, math.inf, math.inf, math.nan, 0.0, 1.0, eps_gradient, 0.0, dim)
+    if not bool(torch.isfinite(hessian).all()):
+        return Curvature(unknown, RitzSpace(np.empty(0)), math.nan)
+    matrix = hessian.double().cpu()
+    asymmetry = 0.5 * float(torch.linalg.matrix_norm(matrix - matrix.T))
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
+    norm = float(values.abs().max())
+    # As for a Krylov space of all dimensions: independent rounding errors of as many products.
+    error = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, asymmetry)
+    bound = math.inf if asymmetry**2 > dim * eps * norm * norm else error
+    certificate = Certificate(
+        grad_norm, float(values[0]), bound, error, 0.0, asymmetry, 1.0, eps_gradient, 0.0, products=dim
+    )
+    regular = values > error
+    known = RitzSpace(values[regular].numpy(), vectors[:, regular].T.to(hessian).contiguous())
+    return Curvature(certificate, known, norm, is_formed=True)
+
+
+def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None) -> Tensor | None:
+    """Return the rows and columns of the Hessian that belong to the free variables, by products in blocks.
+
+    Return None if torch cannot compute them, and in a large space if blocks are so small that they cost as much as
+    single products.
+    """
+    leaf = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        g = gradient(leaf)
+    size = max(1, _COLUMN_ENTRIES // (intermediate_entries(g) or _COLUMN_ENTRIES))
+    indices = torch.arange(len(x), device=x.device) if free_indices is None else free_indices
+    if len(indices) > SMALL_DIM and size < _LEAST_BLOCK:
+        return None
+    if not g.requires_grad:  # f is linear
+        return torch.zeros(len(indices), len(indices), dtype=x.dtype, device=x.device)
+
+    def products(units: Tensor, *, batched: bool) -> Tensor:
+        (rows,) = torch.autograd.grad(
+            g, leaf, units if batched else units[0], retain_graph=True, materialize_grads=True, is_grads_batched=batched
+        )
+        return rows if batched else rows[None]
+
+    start, parts = 0, list[Tensor]()
+    while start < len(indices):
+        chosen = indices[start : start + size]
+        units = torch.zeros(len(chosen), len(x), dtype=x.dtype, device=x.device)
+        units[torch.arange(len(chosen), device=x.device), chosen] = 1.0
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # an operator without a rule for batches is slow in them
+                parts.append(products(units, batched=size > 1)[:, indices])
+        except Exception:
+            if size == 1:
+                return None
+            size = 1  # an operator that cannot be batched
+            continue
+        start += len(chosen)
+    return torch.cat(parts)

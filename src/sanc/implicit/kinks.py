@@ -1,0 +1,87 @@
+"""A comparison of the Hessian with differences of ∇f to both sides, which finds kinks of f and of its gradient.
+
+At a kink torch returns the derivatives of one side, which do not determine the derivative of the minimum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sanc.core.oracle import Oracle
+from sanc.core.space import Vector
+
+_FIRST_STEP_EXPONENT, _STEP_RATIO, _MOST_DIFFERENCES = 0.25, 8.0, 4
+"""The first step relative to x is eps^(1/4), 1e-4 in float64, and each further one an eighth. Usually one suffices."""
+_SAME_RATE = 0.01
+"""Relative difference of rates of change of an entry of ∇f that count as equal. A kink that is smaller changes the
+derivative of the minimum by about as little."""
+_SHRINKAGE = 0.5
+"""Factor by which a difference shrinks at least with the step at a smooth point, where it shrinks by `_STEP_RATIO`."""
+_ROUNDING, _LARGEST_ROUNDING = 100.0, 0.05
+"""Roundoff of an entry of ∇f, in units of eps ‖H‖ ‖x‖/√n, and that of a rate up to which a step is used."""
+_SMALLEST_MOVE = 1e-3
+"""Smallest scale of a variable relative to the root mean square of x."""
+_DIRECTION_SEED = 13
+"""Seed of the signs with which variables move, beside that of the caller."""
+
+
+def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
+    """Describe a kink of f or of its gradient at x, given ‖H‖; empty if there is none.
+
+    All variables move at once, by random signs: d. At a smooth point each entry of ∇f changes at the rate (Hd)_i on
+    both sides, up to a difference that is proportional to the step. At a kink it does not shrink with the step. Entries
+    are compared one by one, so that a kink along one of many variables counts as much as along all of them.
+    Points beyond bounds, and points at which f is not defined, are not compared.
+    """
+    space, point = oracle.space, oracle.space.tensor(x)
+    if space.dim == 0:  # with bounds, if no variable is free
+        return ""
+    size = space.norm(x) / space.dim**0.5 or 1.0
+    first_step = space.eps**_FIRST_STEP_EXPONENT
+    signs = np.sign(np.random.default_rng((seed, _DIRECTION_SEED)).random(space.dim) - 0.5)
+    direction = torch.from_numpy(signs).to(point) * point.abs().clamp(min=_SMALLEST_MOVE * size)
+    if oracle.box is not None:
+        room = torch.minimum(oracle.box.upper - point, point - oracle.box.lower)
+        direction = torch.where(room > first_step * direction.abs(), direction, 0.0)
+    operator = oracle.hessian(x)
+    expected = space.tensor(operator(space.vector(direction)))
+    operator.release()
+    oracle.begin(0, products=False)  # the other gradients need no graph
+    try:
+        g = space.tensor(oracle.gradient(x)[1])
+        suspects: Any = None
+        compared, last = 0, torch.zeros_like(g)
+        for step in (first_step / _STEP_RATIO**exponent for exponent in range(_MOST_DIFFERENCES)):
+            if _ROUNDING * space.eps / step > _LARGEST_ROUNDING:
+                break
+            sides = [space.tensor(oracle.gradient(space.vector(point + h * direction))[1]) for h in (step, -step)]
+            ahead, behind = (sides[0] - g) / step, (g - sides[1]) / step
+            if not bool((ahead + behind).isfinite().all()):
+                continue
+            difference = torch.maximum((ahead - expected).abs(), (behind - expected).abs())
+            largest = torch.maximum(torch.maximum(ahead.abs(), behind.abs()), expected.abs())
+            allowed = _SAME_RATE * largest + _ROUNDING * space.eps / step * norm * size
+            persistent = difference > torch.maximum(allowed, _SHRINKAGE * last)
+            suspects = persistent if suspects is None else suspects & persistent
+            if not bool(suspects.any()):
+                return ""
+            compared, last = compared + 1, difference
+    finally:
+        oracle.begin(0)
+    return _description(oracle, torch.where(suspects, last, 0.0), ahead, behind, expected) if compared > 1 else ""
+
+
+def _description(oracle: Oracle, differences: Tensor, *rates: Tensor) -> str:
+    """Describe the entry of ∇f with the largest difference."""
+    place = int(differences.argmax())
+    ahead, behind, expected = (float(rate[place]) for rate in rates)
+    index = place if oracle.free_indices is None else int(oracle.free_indices[place])
+    return (
+        f"along a change of all variables entry {index} of ∇f changes at the rates {behind:.3g} before it and "
+        f"{ahead:.3g} behind it, and at the rate {expected:.3g} by its Hessian, so that f has a kink there or its "
+        "second derivatives are wrong"
+    )
