@@ -600,6 +600,10 @@ HABITS = [  # of other optimisers, minimisers and losses
      "optimizer has 4 parameters that model does not have", "(5, 4)", "whose parameters it optimises"),
     ("a checkpoint for two models", lambda: sanc.load_checkpoint("runs", network(), made()),
      "optimizer has 4 parameters that model does not have", "whose parameters"),
+    ("observations in three dimensions", lambda: sanc.curve_fit(line, np.arange(2.0), np.ones((1, 2, 2))),
+     "ydata = array(", "a row of them for each fit"),
+    ("ragged observations", lambda: sanc.curve_fit(line, np.arange(2.0), [[1, 2], [3]]), "ydata = [[1, 2], [3]]",
+     "not an array of real numbers"),
     ("model and optimiser in one state", lambda: loaded(lambda s: {"model": {}, "optimizer": s}),
      "no entry 'run_state', but ['model', 'optimizer']", "state_dict() of this optimiser"),
 ]
@@ -680,6 +684,29 @@ def test_an_attribute_of_other_results_has_a_remedy(name, words):
     assert words in str(caught.value) and caught.value.name == name
     for other in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert type(other) is type(found) and other.fun == found.fun and other.status is found.status
+
+
+@pytest.mark.parametrize(("make", "remedies"), [
+    (lambda: sanc.minimize_many(bowl, torch.ones(2, 3)),
+     {"loss": "use fun", "hess_inv": "lambda_min", "bogus": "bogus"}),
+    (lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], max_products=20),
+     {"loss": "use value", "eigenvalues": "use lambda_min", "bogus": "bogus"}),
+], ids=["rows", "report"])  # fmt: skip
+def test_an_attribute_that_results_of_rows_and_reports_lack_has_a_remedy(make, remedies):
+    found = make()
+    for name, words in remedies.items():
+        assert not hasattr(found, name)
+        with pytest.raises(AttributeError, match=words):
+            getattr(found, name)
+    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert repr(other) == repr(found)
+
+
+def test_a_path_is_no_figure():
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    report = sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], max_products=20)
+    with pytest.raises(sanc.ArgumentTypeError, match=r"figure = 'x.png' is no figure of Matplotlib.*savefig\(path\)"):
+        report.plot("x.png")
 
 
 @pytest.mark.parametrize(("name", "words"), [

@@ -117,7 +117,12 @@ def curve_fit(
     require_bool("absolute_sigma", absolute_sigma)
     require_bool("full_output", full_output)
     require_bool("check_finite", check_finite)
-    is_rows = np.ndim(ydata) == 2
+    try:
+        dimensions = np.ndim(ydata)
+    except ValueError:  # rows of different lengths
+        raise ArgumentTypeError(f"ydata = {shown(ydata)} is not an array of real numbers: pass one.") from None
+    require(dimensions <= 2, "ydata", ydata, "pass the observations of one fit, or a row of them for each fit")
+    is_rows = dimensions == 2
     passed_on = _checked_options(options, is_rows)
     if is_rows:
         if jac is not None:

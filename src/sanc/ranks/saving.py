@@ -182,8 +182,8 @@ def _steps(optimizer: Any) -> int:
 
 def _check_pair(model: nn.Module, optimizer: Any) -> None:
     """Raise an error if the optimiser has a parameter that the model does not have."""
-    own = set(map(id, model.parameters()))
-    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    held = set(map(id, model.parameters()))
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
     if others:
         raise ArgumentError(
             f"optimizer has {len(others)} parameters that model does not have, such as one of shape "
