@@ -2,6 +2,7 @@
 # make test         lint, types, then every test that is not slow, on as many cores as there are
 # make test-slow    the tests that take minutes
 # make test-oldest  the tests with the oldest versions that pyproject.toml admits, in an environment of their own
+# make test-newest  the tests with the newest versions that pip finds, without pins, in an environment of their own
 # make lint         ruff check, ruff format --check and mypy
 # make docs         build the documentation site into site/, with warnings as errors, and check its links
 # make wheel        build the wheel and the source archive into dist/
@@ -18,11 +19,13 @@ VENV ?= .venv
 TESTS ?= tests
 OLDEST ?= .venv-oldest
 OLDEST_PYTHON ?= python3.11
+NEWEST ?= .venv-newest
+NEWEST_PYTHON ?= python3
 BIN := $(VENV)/bin
 PYTEST := python -m pytest -n auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which would compile the package each
 
-.PHONY: demo test test-slow test-oldest lint docs wheel release-check publish-docs clean
+.PHONY: demo test test-slow test-oldest test-newest lint docs wheel release-check publish-docs clean
 
 demo: $(VENV)/.lab
 	$(BIN)/sanc demo --out demo-output
@@ -35,6 +38,12 @@ test-slow: $(VENV)/.dev
 
 test-oldest: $(OLDEST)/.oldest
 	$(OLDEST)/bin/$(PYTEST) -m "not slow" $(TESTS)
+
+test-newest:
+	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/pip install --prefer-binary -e '.[test]'
+	$(NEWEST)/bin/pip list
+	$(NEWEST)/bin/$(PYTEST) -m "not slow" $(TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -31,6 +31,8 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 KATEX = ROOT / "docs" / "assets" / "katex"
 FRAMEWORKS = ["lightning", "accelerate", "transformers", "skorch", "tensorboard"]
 ELSEWHERE = {"integrations.md", "distributed.md"}  # the one below, the other in tests/ranks
+SUMMARISED = {"sanc.extend.setting", "sanc.extend.Range"}  # their first line says what both parameters are
+PUBLIC_MODULES = ["sanc.extend", "sanc.problems", "sanc.lab.watch", "sanc.sklearn"]
 MODULES = ["sanc.autograd.batches", "sanc.leastsquares.networks", "sanc.sklearn", "sanc.sums.losses", "sanc.theory"]
 
 
@@ -310,14 +312,61 @@ def test_the_navigation_holds_every_page():
 def test_the_reference_has_every_public_name():
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: sanc\.([\w.]+)$", text, re.MULTILINE))
-    modules = {"__version__", "errors", "extend", "problems", "theory", "METHODS", "PRESETS"}
-    assert set(sanc.__all__) - modules <= shown and "theory" in shown
+    modules = {name for name in sanc.__all__ if inspect.ismodule(getattr(sanc, name))}
+    assert set(sanc.__all__) - modules - {"__version__"} <= shown and "theory" in shown
     ranges = {name for name in sanc.extend.__all__ if isinstance(getattr(sanc.extend, name), sanc.extend.Range)}
     assert all(f"`{name}`" in text for name in ranges)
-    for module in (sanc.problems, sanc.extend):
-        assert {f"{module.__name__.removeprefix('sanc.')}.{name}" for name in set(module.__all__) - ranges} <= shown
+    for path in PUBLIC_MODULES:
+        names = set(importlib.import_module(path).__all__) - ranges
+        assert {f"{path.removeprefix('sanc.')}.{name}" for name in names} <= shown
+    assert modules <= {"errors", "theory"} | {path.removeprefix("sanc.") for path in PUBLIC_MODULES}
     for name in shown:
         pkgutil.resolve_name(f"sanc.{name}")
+
+
+def test_what_pages_import_is_in_the_reference():
+    shown = {name for name, _ in public_objects()}
+    for page in PAGES:
+        for module, names in re.findall(r"^from (sanc[.\w]*) import (.+)$", "\n".join(blocks(page)), re.M):
+            missing = {f"{module}.{name}" for name in names.split(", ")} - shown
+            assert not missing, f"{page.name}: {missing}"
+
+
+def test_listed_members_of_the_reference_have_docstrings():
+    """Other members without one are not shown; these would be an empty entry."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for name, members in re.findall(r"^::: (sanc\.\w+)\n.*\n +inherited_members: \[(.*)\]", page.read_text(), re.M):
+            for member in members.split(", "):
+                thing = getattr(pkgutil.resolve_name(name), member)
+                assert len(inspect.getdoc(thing) or "") > 20, f"{name}.{member}"
+
+
+def test_comments_behind_fields_are_in_the_reference():
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    state = sanc.extend.MinibatchState
+    text = site_tool("docstrings").with_fields(inspect.getdoc(state), state)
+    assert "\nseed : int\n    seed of the random starts and signs\n" in text
+    assert "\nsmallest_grad_norm : float\n    Without those far smaller than all before." in text
+    shared = "Consecutive gradients far smaller than all before, and far larger than the typical one."
+    assert text.count(shared) == 2 and f"\nfar_larger_gradients : int\n    {shared}\n" in text
+    assert site_tool("docstrings").with_fields("A piece.", sanc.RatioTest) == "A piece."
+
+
+def test_signatures_show_defaults_and_what_can_be_passed():
+    griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
+    extensions = griffe.load_extensions(site_tool("docstrings").PreparedDocstrings)
+    package = griffe.load("sanc", search_paths=[ROOT / "src"], extensions=extensions)
+    noise = package["minibatch.settings.Minibatch"].parameters["noise"]
+    assert float(str(noise.default)) == sanc.Minibatch().noise
+    shown = [parameter.name for parameter in package["minimize_many"].final_target.parameters]
+    assert shown[-1] == "seed" and "others" in inspect.signature(sanc.minimize_many).parameters
+
+
+def test_names_in_docstrings_link_to_their_entries():
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    with_links = site_tool("docstrings").with_links
+    text = "See `sanc.Method`, ``sanc.Method`` and `sanc.nothing`."
+    assert with_links(text, {"sanc.Method"}) == text.replace("See `sanc.Method`", "See [`sanc.Method`][sanc.Method]")
 
 
 def test_the_link_checker_finds_what_is_broken(tmp_path):
@@ -355,19 +404,28 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
     assert not re.search(r":math:|\.\. math::", (tmp_path / "reference" / "theory.html").read_text())
     entries, described = reference_entries(tmp_path), 0
     for name, thing in public_objects():
+        assert name in entries
+        if not callable(thing) or name in SUMMARISED:
+            continue
         if isinstance(thing, type) and issubclass(thing, BaseException | Enum | Protocol | dict):
             continue
         signature, listed = entries[name]
         for parameter in inspect.signature(thing).parameters.values():
-            if parameter.annotation != "Never":  # which exists for an error text
+            if parameter.annotation == "Never":  # which exists for an error text
+                bare = rf"\*{parameter.name}\b(?!:)"  # annotations stand in the signatures of overloads alone
+                assert not re.search(bare, signature), f"{name}: {parameter.name} accepts nothing"
+            else:
                 assert re.search(rf"\b{parameter.name}\b", signature), f"{name}: {parameter.name} in the signature"
                 assert parameter.name in listed, f"{name}: {parameter.name} in the list of parameters"
                 described += 1
+        assert not re.search(r"\bsetting\(|\bfield\(", signature), f"{name} shows no default"
     assert described > 250
     for name in ("SANC", "SCR", "ARC", "CR", "CRM", "NCD"):
         for member in ("step", "train", "eval", "record", "state_dict", "load_state_dict"):
             assert f"sanc.{name}.{member}" in entries
         assert {"closure", "hessian", "objective"} <= entries[f"sanc.{name}.step"][1]
+    optimisers = (tmp_path / "reference" / "optimisers.html").read_text()
+    assert re.search(r'href="settings\.html#sanc\.Method"[^>]*>\s*<code>sanc\.Method</code>', optimisers)
 
 
 def reference_entries(site):
@@ -376,10 +434,10 @@ def reference_entries(site):
     for page in (site / "reference").glob("*.html"):
         parts = re.split(r'<h\d id="(sanc\.[\w.]+)"', page.read_text())
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
-            signature = re.search(r"doc-signature.*?</code>", body, re.S)
+            signatures = re.findall(r"doc-signature.*?</code>", body, re.S)  # also those of overloads
             listed = re.findall(r"<b>(<code>.*?</code>)</b>", body, re.S)
             names = {name.lstrip("*") for entry in listed for name in plain(entry).split(", ")}
-            found[name] = (plain(signature[0]) if signature else "", names)
+            found[name] = (plain(" ".join(signatures)), names)
     return found
 
 

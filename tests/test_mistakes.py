@@ -10,15 +10,19 @@ import contextlib
 import copy
 import io
 import math
+import pickle
+import types
 import warnings
 from functools import partial
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from torch import nn
 
 import sanc
+from sanc.lab.watch import StepLog
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 ROWS = torch.utils.data.TensorDataset(X, Y)
@@ -180,6 +184,42 @@ def lines(*arguments):
         code = main(list(arguments))
     assert code == 2 and "Traceback" not in text.getvalue()
     raise sanc.ArgumentError(" ".join(text.getvalue().replace("│", " ").split()))
+
+
+def jax_total():
+    """Return a function as of JAX: it rejects tensors of torch, and converts its value to a float."""
+    module = types.ModuleType("jax.fake")
+    exec(
+        "def total(x):\n    if hasattr(x, 'backward'): raise TypeError('not a valid JAX type')\n"
+        "    return float((x ** 2).sum())",
+        module.__dict__,
+    )
+    return module.total
+
+
+def accumulated(model, opt):
+    for _ in range(2):
+        (0.5 * loss(model)).backward()
+
+
+def logged(target):
+    model, opt = network(), None
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(lambda: loss(model))
+    StepLog(opt, target).update()
+
+
+def faulty_file(folder):
+    path = folder / "bad.svm"
+    path.write_text("1 1:0.5 2:1\n# a remark\n-1 1:0.x\n")
+    lines("run", str(path), "--out", str(folder))
+
+
+def fitted(y, **options):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from sanc.sklearn import LogisticRegression
+
+    LogisticRegression(**options).fit(X.numpy(), y)
 
 
 # fmt: off
@@ -396,6 +436,18 @@ COMMANDS = [
     ("a method of a command", lambda: lines("reproduce", "fig2a", "--methods", "sank"), "--methods = 'sank'", "sanc"),
     ("a device of a command", lambda: lines("reproduce", "fig4", "--device", "gpu"), "--device = 'gpu'", "cuda"),
     ("a report of an empty folder", lambda: lines("report", "/nowhere/at/all"), "'/nowhere/at/all'", "--out"),
+    ("no runs", lambda: lines("reproduce", "fig2a", "--runs", "0"), "'--runs': 0 cannot be used", "an integer ≥ 1"),
+    ("no budget", lambda: lines("run", "--budget", "0"), "'--budget': 0 cannot be used", "an integer ≥ 1"),
+    ("a budget as a word", lambda: lines("run", "--budget", "ten"), "'--budget': ten cannot", "an integer ≥ 1"),
+    ("no rows", lambda: lines("run", "--batch", "0"), "'--batch': 0 cannot be used", "an integer ≥ 1"),
+    ("negative workers", lambda: lines("demo", "--workers", "-1"), "'--workers': -1 cannot", "an integer ≥ 1"),
+    ("a strength as a word", lambda: lines("run", "--strength", "big"), "'--strength': big cannot", "a number"),
+    ("seconds as NaN", lambda: lines("run", "--checkpoint-every", "nan"), "nan cannot be used", "≥ 0"),
+    ("a file of options that is missing", lambda: lines("run", "--from", "/no/such.toml"), "/no/such.toml cannot be",
+     "No such file", "pass a TOML file"),
+    ("a seed of runs", lambda: lines("run", "--seed", "3"), "'--seed': 3 cannot be used", "--runs"),
+    ("a seed of panels", lambda: lines("reproduce", "fig2a", "--seed", "3"), "'--seed': 3 cannot be used", "--runs"),
+    ("a folder of the demonstration", lambda: lines("demo", "--out", "/dev/null/x"), "/dev/null/x", "check the path"),
 ]
 
 HABITS = [  # of other optimisers, minimisers and losses
@@ -457,6 +509,103 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("a curve of None", lambda: sanc.curve_fit(lambda x, a: None, np.arange(5.0), np.arange(5.0)), "f returned None"),
     ("observations as text", lambda: sanc.curve_fit(line, np.arange(2.0), ["a", "b"]), "ydata = ['a', 'b']", "numbers"),
     ("labels from 1 on", lambda: sanc.problems.Softmax(X.numpy(), Y.numpy() + 1), "up to 3 but no 0", "classes = 4"),
+    ("a pair beside jac", lambda: minimised(lambda x: (rosenbrock(x), gradient(x))), "fun returned (", "tuple",
+     "return the value alone; jac=True"),
+    ("a list beside differences", lambda: minimised(lambda x: [rosenbrock(x), gradient(x)], jac="2-point"),
+     "fun returned [", "list", "jac=True"),
+    ("a pair beside the complex step", lambda: minimised(lambda x: (x @ x, 2 * x), jac="cs"), "fun returned (",
+     "jac=True"),
+    ("a ragged value", lambda: minimised(lambda x: [[1.0], [1.0, 2.0], 3.0]), "fun returned [[1.0],", "real number"),
+    ("jac as an array", lambda: minimised(jac=np.zeros(3)), "jac = array([0., 0., 0.])", "pass a function"),
+    ("jac of residuals as an array", lambda: sanc.least_squares(lambda x: x, np.ones(2), np.eye(2)), "jac = array(",
+     "pass a function"),
+    ("jac of two arguments", lambda: minimised(jac=lambda x, a: x), "jac cannot be called as jac(x)", "'a'",
+     "args=(…,)"),
+    ("hess of none", lambda: minimised(hess=lambda: 0), "hess cannot be called as hess(x)", "too many", "of x"),
+    ("hessp of x alone", lambda: minimised(hessp=lambda x: x), "hessp cannot be called as hessp(x, v)", "of x, v"),
+    ("jac without args", lambda: minimised(lambda x, a: 0.0, args=(1,)), "jac cannot be called as jac(x, *args) with 1",
+     "too many"),
+    ("jac of a tree", lambda: sanc.minimize(lambda p: p["a"], {"a": 1.0}, jac=lambda p, q: p),
+     "jac cannot be called as jac(x)", "'q'"),
+    ("residuals of two arguments", lambda: sanc.least_squares(lambda x, a: x, np.ones(2)),
+     "fun cannot be called as fun(x)", "'a'", "args=(…,)"),
+    ("jac of a curve without parameters", lambda: sanc.curve_fit(line, np.arange(3.0), np.arange(3.0),
+     jac=lambda x: x), "jac cannot be called with xdata and 2 parameters", "arguments of f"),
+    ("data of a curve as text", lambda: sanc.curve_fit(line, ["a", "b"], [1.0, 2.0]), "f failed for xdata = ['a', 'b']",
+     "pass numbers"),
+    ("ragged data of a curve", lambda: sanc.curve_fit(line, [[1, 2], [3]], [1.0, 2.0]), "xdata = [[1, 2], [3]]",
+     "pass numbers"),
+    ("data of rows as text", lambda: sanc.curve_fit(line, ["a", "b", "c"], np.ones((4, 3))),
+     "xdata = ['a', 'b', 'c'] is no array of numbers"),
+    ("a change in place", lambda: sanc.minimize(lambda x: x.add_(1).square().sum(), X), "fun changes x in place",
+     "x + 1 for x.add_(1)"),
+    ("an entry that is set", lambda: sanc.minimize(lambda x: x[0].fill_(1.0).sum(), X), "fun changes x in place",
+     "x.clone()"),
+    ("residuals that change x", lambda: sanc.least_squares(lambda x: x.add_(1), torch.ones(2)),
+     "fun changes x in place"),
+    ("a change of what the gradient needs", lambda: sanc.minimize(lambda x: (y := x.exp(), y.add_(1), y @ y)[2],
+     torch.ones(2)), "cannot be differentiated", "inplace", "new tensors"),
+    ("a value of JAX as a float", lambda: sanc.minimize(jax_total(), np.ones(2)), "fun returned 2.0, of type float",
+     "return the array of JAX, without float()"),
+    ("a point of torch for JAX", lambda: sanc.minimize(jax_total(), X), "x0 is a tensor", "jax.numpy.asarray(x0)"),
+    ("an update of SciPy as hess", lambda: minimised(hess=scipy.optimize.BFGS()), "hess = BFGS()", "leave it out"),
+    ("a log of one argument", lambda: logged(lambda d: 0), "target = <function", "target(numbers, iteration)",
+     "to_tensorboard"),
+    ("named as a name", lambda: made(named=1), "'named' (= 1) is not known: leave it out"),
+    ("differentiable", lambda: made(differentiable=True), "differentiable = True", "a step is not differentiated"),
+    ("eta without a number", lambda: made(eta=0.1), "'eta' (= 0.1)", "did you mean 'eta1' or 'eta2'?"),
+    ("gradients that were accumulated", lambda: stepped(lambda m, o: partial(loss, m), before=accumulated),
+     "hold gradients", "accumulate_grad_batches at 1", "manual_backward(loss)", "clip_grad_norm_"),
+    ("one class as floats", lambda: fitted(np.zeros(12)), "only one class, 0.0:"),
+    ("a result as the start", lambda: sanc.minimize(bowl, minimised()), "x0 = Result is the result of a run",
+     "pass its x"),
+    ("a result as the point", lambda: sanc.certificate(bowl, minimised()), "x = Result", "pass its x"),
+    ("a loss of fewer tensors", lambda: sanc.Batch(lambda x: x.sum(), X, Y), "loss = <function", "the 2 tensors",
+     "too many positional", "pass a function of as many"),
+    ("a loss without the output", lambda: sanc.Batch(lambda x, y: x.sum(), X, Y, outputs=lambda x, y: x),
+     "the output and the 2 tensors", "pass a function"),
+    ("the length of a schedule", lambda: made(total_steps=100), "total_steps = 100", "leave it out", "pass horizon"),
+    ("steps of an optimiser", lambda: made(steps=100), "steps = 100", "each step()"),
+    ("steps of minimize", lambda: minimised(steps=100), "steps = 100", "pass max_iter"),
+    ("starts of minimize", lambda: minimised(n_starts=3), "n_starts = 3", "sanc.minimize_many"),
+    ("a type of minimize", lambda: minimised(dtype="float32"), "dtype = 'float32'", "the type of x0"),
+    ("initial parameters as NaN", lambda: sanc.curve_fit(line, np.arange(3.0), np.arange(3.0), p0=[math.nan, 1.0]),
+     "p0 holds NaN", "finite numbers"),
+    ("initial parameters as text", lambda: sanc.curve_fit(line, np.arange(3.0), np.arange(3.0), p0=["a", "b"]),
+     "p0 = ['a', 'b'] is not an array of real numbers"),
+    ("math.exp of an array", lambda: sanc.curve_fit(lambda x, a: math.exp(a * x), np.arange(3.0), np.arange(3.0)),
+     "f treats an array as one number", "all of xdata", "numpy.exp for math.exp"),
+    ("math.exp of a tensor", lambda: sanc.curve_fit(lambda x, a: math.exp(a * x), X[0], X[0]), "as one number",
+     "functions of NumPy or torch"),
+    ("if of an array", lambda: sanc.curve_fit(lambda x, a: a if x > 1 else 0, np.arange(3.0), np.arange(3.0)),
+     "as one number", "numpy.where for if"),
+    ("rows of a function of two arguments", lambda: sanc.minimize_many(lambda x, a: bowl(x) * a, X),
+     "fun cannot be called as fun(x)", "'a'", "args=(…,)"),
+    ("too many arguments of rows", lambda: sanc.minimize_many(bowl, X, (1.0,), in_dims=None),
+     "fun cannot be called as fun(x, *args) with 1 in args", "too many", "of x"),
+    ("progress as text", lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], progress="yes"),
+     "progress = 'yes'", "True or False"),
+    ("batches of arrays", lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X.numpy(), Y.numpy())]),
+     "data has a batch of arrays", "torch.as_tensor"),
+    ("weights of classes below zero", lambda: fitted(Y.numpy(), class_weight={0: 1, 1: 1, 2: -1}),
+     "class_weight = {0: 1, 1: 1, 2: -1}", "≥ 0"),
+    ("C of a sum", lambda: sanc.problems.Logistic(X.numpy(), Y.numpy() % 2, C=1.0),
+     "C = 1.0 is not an argument of Logistic", "strength = 1 / (C · n)"),
+    ("fit_intercept of a sum", lambda: sanc.problems.NonconvexSVM(X.numpy(), Y.numpy() % 2 * 2 - 1, fit_intercept=True),
+     "fit_intercept = True is not an argument of NonconvexSVM", "pass intercept"),
+    ("a misspelt argument of a sum", lambda: sanc.problems.Softmax(X.numpy(), Y.numpy(), clases=3),
+     "clases = 3 is not an argument of Softmax", "did you mean 'classes'?"),
+    ("a number that collates", lambda: sanc.ThreeSamples(ROWS, 4, collate_fn=3), "collate_fn = 3", "a list of rows"),
+    ("a checkpoint of two models", lambda: sanc.save_checkpoint("runs", network(), made()),
+     "optimizer has 4 parameters that model does not have", "(5, 4)", "whose parameters it optimises"),
+    ("a checkpoint for two models", lambda: sanc.load_checkpoint("runs", network(), made()),
+     "optimizer has 4 parameters that model does not have", "whose parameters"),
+    ("observations in three dimensions", lambda: sanc.curve_fit(line, np.arange(2.0), np.ones((1, 2, 2))),
+     "ydata = array(", "a row of them for each fit"),
+    ("ragged observations", lambda: sanc.curve_fit(line, np.arange(2.0), [[1, 2], [3]]), "ydata = [[1, 2], [3]]",
+     "not an array of real numbers"),
+    ("model and optimiser in one state", lambda: loaded(lambda s: {"model": {}, "optimizer": s}),
+     "no entry 'run_state', but ['model', 'optimizer']", "state_dict() of this optimiser"),
 ]
 
 
@@ -500,6 +649,79 @@ def test_an_error_names_the_argument_its_value_and_the_remedy(make, words):
     for word in words:
         assert word in text[at:], text
         at = text.index(word, at) + len(word)
+
+
+def test_a_faulty_line_of_a_file_has_its_number(tmp_path):
+    with pytest.raises(sanc.ArgumentError, match=r"bad\.svm, line 3, is not a LIBSVM file .*0\.x.*index:value"):
+        faulty_file(tmp_path)
+
+
+@pytest.mark.parametrize(("fun", "jac", "words"), [
+    (lambda x: np.log(x[0] - 1.0), gradient, "f is nan"),
+    (rosenbrock, lambda x: np.array([1.0, np.inf]), "Entry 1 of the gradient is inf"),
+], ids=["value", "gradient"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_start_that_is_not_finite_is_named_with_a_remedy(fun, jac, words):
+    message = minimised(fun, jac=jac).message
+    assert f"{words}: pass an x0 where it is finite" in message
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_residuals_that_are_not_finite_at_the_start_are_named():
+    message = sanc.least_squares(lambda x: np.log(x - 1.0), np.array([3.0, 0.0])).message
+    assert "Entry 1 of the residuals is nan: pass an x0" in message
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("hess_inv", "certificate"), ("grad", "use jac"), ("loss", "use fun"), ("allvecs", "callback"),
+    ("record", "history[-1]"), ("bogus", "has no attribute 'bogus'"),
+])  # fmt: skip
+def test_an_attribute_of_other_results_has_a_remedy(name, words):
+    found = minimised()
+    assert not hasattr(found, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(found, name)
+    assert words in str(caught.value) and caught.value.name == name
+    for other in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert type(other) is type(found) and other.fun == found.fun and other.status is found.status
+
+
+@pytest.mark.parametrize(("make", "remedies"), [
+    (lambda: sanc.minimize_many(bowl, torch.ones(2, 3)),
+     {"loss": "use fun", "hess_inv": "lambda_min", "bogus": "bogus"}),
+    (lambda: sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], max_products=20),
+     {"loss": "use value", "eigenvalues": "use lambda_min", "bogus": "bogus"}),
+], ids=["rows", "report"])  # fmt: skip
+def test_an_attribute_that_results_of_rows_and_reports_lack_has_a_remedy(make, remedies):
+    found = make()
+    for name, words in remedies.items():
+        assert not hasattr(found, name)
+        with pytest.raises(AttributeError, match=words):
+            getattr(found, name)
+    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert repr(other) == repr(found)
+
+
+def test_a_path_is_no_figure():
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    report = sanc.diagnose(network(), nn.CrossEntropyLoss(), [(X, Y)], max_products=20)
+    with pytest.raises(sanc.ArgumentTypeError, match=r"figure = 'x.png' is no figure of Matplotlib.*savefig\(path\)"):
+        report.plot("x.png")
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("loss", "use value; in loops"), ("lr", "param_groups[0]['lr']"), ("bogus", "no attribute 'bogus'"),
+])  # fmt: skip
+def test_an_attribute_of_other_records_has_a_remedy(name, words):
+    model, opt = network(), None
+    opt = sanc.SANC(model.parameters(), seed=0)
+    opt.step(partial(loss, model))
+    assert not hasattr(opt.record, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(opt.record, name)
+    assert words in str(caught.value) and caught.value.name == name
+    for other in (copy.deepcopy(opt.record), pickle.loads(pickle.dumps(opt.record))):
+        assert other == opt.record
 
 
 def test_there_are_at_least_fifty_mistakes():

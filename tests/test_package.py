@@ -62,6 +62,20 @@ def test_names_are_imported_when_they_are_used_and_need_torch_numpy_and_scipy_on
         sanc.minimise  # noqa: B018
 
 
+@pytest.mark.parametrize(("name", "words"), [
+    ("minimise", "did you mean 'minimize'"), ("Sanc", "did you mean 'SANC'"), ("sanc", "did you mean 'SANC'"),
+    *((name, "import sanc.sklearn, which has it") for name in sanc._ESTIMATORS),
+])  # fmt: skip
+def test_a_name_of_another_spelling_or_place_has_a_remedy(name, words):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': {words}"):
+        getattr(sanc, name)
+
+
+def test_the_names_of_estimators_are_those_of_their_package():
+    estimators = pytest.importorskip("sanc.sklearn", reason="scikit-learn is not installed", exc_type=ImportError)
+    assert set(sanc._ESTIMATORS) == set(estimators.__all__)
+
+
 def test_type_checkers_see_the_names_where_they_live():
     tree = ast.parse(Path(sanc.__file__).read_text())
     block, _ = (node for node in tree.body if isinstance(node, ast.If))

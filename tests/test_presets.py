@@ -107,6 +107,10 @@ def test_settings_of_one_name_with_different_values_are_all_reported():
     assert "epsilon" not in method.options()
     assert method.options()["model.epsilon"] == 1e-2 and method.options()["escape.epsilon"] == 1e-4
     assert changes_from(PRESETS["paper"], method) == ["model.epsilon=0.01"]
+    assert changes_from(PRESETS["paper"], sanc.method_for("sanc", "paper", epsilon=0.5)) == ["epsilon=0.5"]
+    assert changes_from(PRESETS["paper"], sanc.method_for("sanc", "paper", minibatch=sanc.Minibatch(noise=2.0))) == [
+        "minibatch=Minibatch", "noise=2.0"
+    ]  # fmt: skip
     weights = torch.nn.Parameter(torch.ones(2))
     saved = sanc.SANC([weights], preset=method).state_dict()
     with pytest.warns(UserWarning, match=r"model\.epsilon = 0\.01"):

@@ -10,6 +10,7 @@ import tarfile
 import tomllib
 from pathlib import Path
 
+import packaging.requirements
 import pytest
 
 import sanc
@@ -88,7 +89,25 @@ def test_links_of_the_package_page_lead_to_the_repository():
 def test_the_metadata_say_which_pythons_are_tested():
     names = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert names[0] == PROJECT["requires-python"].lstrip(">=")
-    assert workflow("ci")[1]["test"]["strategy"]["matrix"]["python"] == names
+    jobs = workflow("ci")[1]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == names
+    assert jobs["newest"]["steps"][1]["with"]["python-version"] == names[-1]
+    badge = f"python-{names[0]}%20to%20{names[-1]}-blue"
+    assert badge in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_newest_versions_are_not_pinned():
+    """That job takes what pip takes; the others have the pins, also for a Python whose wheels are newer."""
+    recipe = re.search(r"^test-newest:\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1]
+    assert "install" in recipe and "constraints" not in recipe and "oldest" not in recipe
+    pins = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    for python in [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]:
+        named = []
+        for line in pins:
+            requirement = packaging.requirements.Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+                named.append(requirement.name)
+        assert len(named) == len(set(named)) and {"torch", "numpy", "scipy"} <= set(named), python
 
 
 @pytest.mark.parametrize("name", ["ci", "publish"])
@@ -107,7 +126,10 @@ def test_both_processors_and_the_oldest_versions_are_tested():
     assert {"push", "pull_request"} <= events.keys()
     assert {"ubuntu-latest", "ubuntu-24.04-arm"} <= set(jobs["test"]["strategy"]["matrix"]["os"])
     commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
-    assert all(word in commands for word in ("make test ", "make test-oldest", "make docs", "release.py check"))
+    assert all(
+        word in commands
+        for word in ("make test ", "make test-oldest", "make test-newest", "make docs", "release.py check")
+    )
 
 
 def test_publishing_needs_no_password():

@@ -9,8 +9,9 @@ import pytest
 import scipy.sparse
 import sklearn.linear_model
 import sklearn.metrics
+from scipy.special import softmax
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
@@ -19,7 +20,7 @@ from sklearn.preprocessing import StandardScaler, scale
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import sanc
-from sanc.sklearn import LogisticRegression, LogisticRegressionCV, NonconvexSVM
+from sanc.sklearn import LogisticRegression, LogisticRegressionCV, NonconvexSVM, logistic_regression_path
 
 
 def checks():
@@ -256,6 +257,60 @@ def test_mistakes_of_the_cross_validation_are_errors():
     ordered = np.repeat([0, 1, 2], 10)
     with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
         LogisticRegressionCV(2, cv=KFold(3)).fit(X[:25], ordered[:25])
+    with pytest.raises(sanc.ArgumentError, match="cv leaves out all rows of a class"):
+        LogisticRegressionCV(2, cv=[(np.arange(10), np.arange(10, 30))]).fit(X, ordered)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("how", [{}, {"fit_intercept": False}, {"class_weight": {"cat": 3.0}}], ids=str)
+def test_a_path_has_the_fits_of_scikit_learn(classes, how, rng):
+    """Each of them starts from zero; the values of C are not sorted."""
+    X, y = data(classes, rng, 120)
+    weights, values = rng.uniform(0, 2, len(y)), [1.0, 0.01, 100.0]
+    coefs, Cs, n_iter = logistic_regression_path(X, y, values, sample_weight=weights, tol=1e-9, **how)
+    assert Cs.tolist() == values and n_iter.shape == (3,) and n_iter.dtype == np.int32 and (n_iter >= 1).all()
+    for C, coef in zip(values, coefs, strict=True):
+        theirs = sklearn.linear_model.LogisticRegression(C=C, tol=1e-9, max_iter=10_000, solver="newton-cg", **how)
+        theirs.fit(X, y, weights)
+        truth = np.column_stack([theirs.coef_, theirs.intercept_]) if how.get("fit_intercept", True) else theirs.coef_
+        assert coef.shape == truth.shape[2 - coef.ndim :] and np.allclose(coef, truth, atol=2e-6)
+
+
+def test_a_path_continues_from_one_fit_to_the_next():
+    X, y = load_breast_cancer(return_X_y=True)
+    X = scale(X)
+    coefs, Cs, n_iter = logistic_regression_path(X, y, 20)
+    assert coefs.shape == (20, 31) and np.array_equal(Cs, np.logspace(-4, 4, 20))
+    alone = [int(LogisticRegression(C=C).fit(X, y).n_iter_[0]) for C in Cs]
+    assert n_iter.sum() < 0.7 * sum(alone)
+    one, _, _ = logistic_regression_path(scipy.sparse.csr_matrix(X), y, Cs[:1])
+    assert np.allclose(one[0], coefs[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"Cs": [-1.0, 1.0]}, "Cs = "), ({"tol": 0.0}, "tol = 0.0"), ({"penalty": "l1"}, "penalty = 'l1'.*'saga'"),
+    ({"solver": "lbfgs"}, "solver = 'lbfgs' is not an argument of logistic_regression_path"),
+    ({"C": 1.0}, "C = 1.0.*pass Cs"),
+], ids=str)  # fmt: skip
+def test_mistakes_in_a_path_are_named(options, words):
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(sanc.SancError, match=words):
+        logistic_regression_path(X, y, **options)
+
+
+def test_a_fit_ends_by_the_test_of_scikit_learn():
+    """No entry of the gradient exceeds `tol`, although its norm does: a step fewer, and as precise as lbfgs."""
+    X, y = load_digits(return_X_y=True)
+    X = StandardScaler().fit_transform(X)
+    largest = {}
+    for kind in (LogisticRegression, sklearn.linear_model.LogisticRegression):
+        fitted = kind().fit(X, y)
+        residuals = softmax(X @ fitted.coef_.T + fitted.intercept_, axis=1) - np.eye(10)[y]
+        g = np.column_stack([residuals.T @ X / len(y) + fitted.coef_ / len(y), residuals.mean(axis=0)])
+        largest[kind] = np.abs(g).max()
+        if kind is LogisticRegression:
+            assert largest[kind] <= fitted.tol < np.linalg.norm(g)
+    assert largest[LogisticRegression] <= largest[sklearn.linear_model.LogisticRegression]
 
 
 # ------------------------------------------------------------------------------------------- search by gradients

@@ -152,7 +152,9 @@ def test_repr_shows_the_preset_and_what_was_changed():
     params = list(torch.nn.Linear(2, 2).parameters())
     assert "    preset: robust\n" in repr(sanc.SANC(params))
     changed = sanc.SANC(params, metric="diagonal", sigma0=2.0)
-    assert "    preset: robust with sigma0=2.0, metric=Diagonal, refresh=50\n" in repr(changed)
+    assert "    preset: robust with sigma0=2.0, metric=Diagonal\n" in repr(changed)
+    changed = sanc.SANC(params, metric=sanc.Diagonal(memory=0.9, refresh=10), compare_every=7)  # 10 as Kronecker's
+    assert "    preset: robust with metric=Diagonal, memory=0.9, refresh=10, compare_every=7\n" in repr(changed)
     arguments = {"hvp": "finite-difference", "microbatch": 8, "capture": True, "check": False, "seed": 0}
     changed = sanc.SANC(params, eta1=0.2, **arguments)
     text = "eta1=0.2, hvp='finite-difference', microbatch=8, capture=True, check=False, seed=0"

@@ -177,6 +177,8 @@ _REPLACED_NAMES = {
     "StepScale": "sanc.StepSize",
 }
 """Public names of earlier versions, and the replacement of each."""
+_ESTIMATORS = ("LogisticRegression", "LogisticRegressionCV", "NonconvexSVM", "logistic_regression_path")
+"""Names of `sanc.sklearn`, which needs scikit-learn."""
 
 
 if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every name
@@ -194,7 +196,9 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
                 return value
         if name in _REPLACED_NAMES:
             raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
-        close = get_close_matches(name, __all__, n=1)
+        if name in _ESTIMATORS:
+            raise AttributeError(f"module 'sanc' has no attribute {name!r}: import sanc.sklearn, which has it")
+        close = [known for known in __all__ if known.lower() == name.lower()] or get_close_matches(name, __all__, n=1)
         proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 

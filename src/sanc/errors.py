@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -72,7 +73,9 @@ class SingularMinimumError(SancError, ArithmeticError):
 
 
 def shown(value: object) -> str:
-    """Return a value as one short line, for a message."""
+    """Return a value as one short line, for a message; a number of NumPy as one of Python."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()  # type: ignore[attr-defined]
     text = " ".join(repr(value).split())
     return text if len(text) <= _WIDTH_OF_VALUE else f"{text[: _WIDTH_OF_VALUE - 1]}…"
 
@@ -85,15 +88,17 @@ def without_addresses(text: str) -> str:
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return the remedy for an unknown `name`, as the end of a message.
 
-    It proposes one of `known` that is spelt almost alike, or that begins with `name`. If there is none, it is
+    It proposes those of `known` that are spelt most alike, or one that begins with `name`. If there is none, it is
     `otherwise`, or the list of `known`.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILARITY)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=_SIMILARITY)
+    similarity = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
+    close = [other for other, ratio in zip(close, similarity, strict=True) if ratio == similarity[0]]
     if not close and len(name) > 3:
-        close = [other for other in names if other.startswith(name)]
+        close = [other for other in names if other.startswith(name)][:1]
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, sorted(close)))}?"
     return otherwise or f"choose from {', '.join(names)}."
 
 
@@ -140,6 +145,34 @@ def first_line(error: Exception) -> str:
     """Return the first line of the message of an error of another library, with its type."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:_WIDTH_OF_LINE]}" if lines else type(error).__name__
+
+
+def call_problem(function: Any, count: int, keywords: Mapping[str, Any] | None = None) -> str:
+    """Return why a function cannot be called with so many positional arguments, and with these keywords.
+
+    The reason is empty if it can, or is not known.
+    """
+    try:
+        inspect.signature(function).bind(*range(count), **(keywords or {}))
+    except ValueError:  # some functions written in C have no signature
+        return ""
+    except TypeError as mismatch:
+        return str(mismatch)
+    return ""
+
+
+def missing_attribute(owner: object, name: str, replacements: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that other libraries have, with what to use instead."""
+    remedy = f": {replacements[name]}." if name in replacements else ""
+    return AttributeError(f"{type(owner).__name__} has no attribute {name!r}{remedy}", name=name, obj=owner)
+
+
+def in_place_error(problem: Exception) -> ArgumentError:
+    """Return the error for a function that changes x in place, from torch's own."""
+    return ArgumentError(
+        f"fun changes x in place ({first_line(problem)}): use operations that return new tensors, such as x + 1 for "
+        "x.add_(1), or change x.clone()."
+    )
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -7,7 +7,7 @@ preset. An option replaces the piece, or the setting of a piece, that has its na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Unpack
 
 from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
@@ -78,6 +78,9 @@ _MEMBER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"cr": {"sigma0": 5.0}, "crm
 
 _PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
 """Options that are pieces. They are replaced first, so that the other options are settings of the new pieces."""
+
+_NOT_OPTIONS = {"name", "exact"}
+"""Settings of a `Method` that are no options: the member of the family has them."""
 
 
 def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Unpack[MinimizeOptions]) -> Method:
@@ -155,21 +158,39 @@ def with_matrices(method: Method) -> Method:
 
 
 def changes_from(base: Method, method: Method) -> list[str]:
-    """Return ``name=value`` for every setting of a method that differs from another, or that the other lacks."""
-    known, unknown = base.options(), object()
-    changes = []
-    for name, value in method.options().items():
-        plain_name = name.rpartition(".")[2]  # without the piece that has it
-        if value != known.get(name, known.get(plain_name, unknown)):
-            changes.append(f"{name}={value if name in _PIECES else shown(value)}")
-    return changes
+    """Return ``name=value`` for every setting of a method that differs from another method.
+
+    The settings of a piece of another class are compared with the defaults of that class.
+    """
+    names = method.options()
+    changes = (
+        f"{name if name in names else f'{place}.{name}'}={value if name in _PIECES else shown(value)}"
+        for place, name, value in _changes("method", base, method)
+    )
+    return list(dict.fromkeys(changes))  # pieces that share a setting have one entry
+
+
+def _changes(place: str, base: Any, piece: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield place, name and value of the settings of a piece that another piece, or the class, has otherwise."""
+    for item in fields(piece):
+        value = getattr(piece, item.name)
+        if type(piece) is type(base):
+            usual = getattr(base, item.name)
+        else:
+            usual = item.default if item.default_factory is MISSING else item.default_factory()
+        if is_dataclass(value) and not isinstance(value, type):
+            if type(value) is not type(usual):
+                yield place, item.name, type(value).__name__
+            yield from _changes(item.name, usual, value)
+        elif value != usual:
+            yield place, item.name, value
 
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
     if method.minibatch is None:
         _reject_minibatch_options(method, options)
-    for name in sorted(options.keys() - (_setting_names(method) - {"name", "exact"})):
+    for name in sorted(options.keys() - (_setting_names(method) - _NOT_OPTIONS)):
         raise _unknown_option_error(method, name, options[name], other_names)
     for name in options:
         _reject_ambiguous(method, name, options[name])
@@ -246,7 +267,7 @@ def _setting_names(piece: Any) -> set[str]:
 def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
     composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
-    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed))
+    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed)) - _NOT_OPTIONS
     pieces = [piece for _, piece in _pieces_in("method", method)]
     places = {item.name: getattr(piece, item.name) for piece in pieces for item in fields(piece)}
     for place, piece in (owner for other in composed for owner in _owners(other, name) if owner[0] in places):

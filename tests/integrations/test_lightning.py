@@ -136,9 +136,36 @@ def test_mixed_precision(kind, style, tmp_path):
 def test_accumulated_batches_are_an_error(tmp_path):
     """A step with a closure uses its batch alone, and not the gradients that Lightning accumulated before."""
     fit = trainer(tmp_path, 1, accumulate_grad_batches=3, enable_checkpointing=False)
-    with pytest.raises(sanc.ArgumentError, match=r"hold gradients from before.*step without a closure"):
+    with pytest.raises(sanc.ArgumentError, match=r"step without a closure; in Lightning leave acc"):
         fit.fit(made(Automatic), data())
     assert fit.optimizers[0]._iteration.state.iteration == 0
+
+
+def test_manual_optimisation_accumulates_batches(tmp_path):
+    """Two halves of a batch give the steps of the whole batch."""
+
+    class Accumulating(Gradients):
+        def __init__(self, batches):
+            super().__init__()
+            self.net = nn.Linear(4, 1)
+            self.batches = batches
+
+        def training_step(self, batch, index):
+            loss = (self.net(batch[0]) - batch[1]).square().mean()
+            self.manual_backward(loss / self.batches)
+            if (index + 1) % self.batches == 0:
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+
+    found = []
+    for batches in (1, 2):
+        torch.manual_seed(0)
+        model, rows = Accumulating(batches), data().dataset
+        fit = trainer(tmp_path, 2, enable_checkpointing=False)
+        fit.fit(model, DataLoader(rows, batch_size=40 // batches))
+        assert fit.optimizers[0].style == "gradients"
+        found.append(model.net.weight.detach().clone())
+    assert torch.allclose(*found, rtol=1e-4) and not torch.equal(found[0], torch.zeros(1, 4))
 
 
 def test_gradients_are_clipped(tmp_path):
@@ -146,3 +173,16 @@ def test_gradients_are_clipped(tmp_path):
     fit = trainer(tmp_path, 1, gradient_clip_val=1e-3, enable_checkpointing=False)
     fit.fit(model, data())
     assert fit.optimizers[0].record.grad_norm <= 1.01e-3
+
+
+def test_a_search_for_a_learning_rate_is_warned_of(tmp_path):
+    from lightning.pytorch.tuner import Tuner
+
+    class Searched(Automatic):
+        def configure_optimizers(self):
+            return sanc.SANC(self.parameters(), lr=self.lr, seed=0)
+
+    model = made(Searched)
+    model.lr = 1.0
+    with pytest.warns(UserWarning, match="lr = 1e-08 in the first step.*such as lr_find: leave the search out"):
+        Tuner(trainer(tmp_path, 1, enable_checkpointing=False)).lr_find(model, data(), num_training=5)

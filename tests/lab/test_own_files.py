@@ -196,6 +196,29 @@ def test_a_line_that_may_be_a_header_or_a_row_is_an_error(tmp_path, first, class
     assert found.X[0].tolist() == [float(cell) for cell in first.split(",")[:2]]
 
 
+@pytest.mark.parametrize(("first", "classes"), [
+    ("0,1,2", "12"), ("0,1,2", "012"), ("1,2,3", "123"), ("1,2,3", "56"), ("-1,0,1", "01"), ("2,3,4", "45"),
+])  # fmt: skip
+def test_consecutive_integers_over_integers_may_be_a_header(tmp_path, first, classes):
+    rows = [f"{9 - k},{k % 3},{classes[k % len(classes)]}" for k in range(8)]
+    (tmp_path / "mine.csv").write_text("\n".join([first, *rows]))
+    with pytest.raises(DataError, match=r"line 1: .* may hold the names of columns or data. Write a header"):
+        own_files.load(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text("\n".join([first, *rows, "1,2,3", first, "1,2,3"]))
+    found = own_files.load(str(tmp_path / "mine.csv"))  # a line that occurs twice is a row
+    assert found.X[0].tolist() == [float(cell) for cell in first.split(",")[:2]] and len(found.y) == 12
+
+
+def test_a_header_that_pandas_writes_over_integers_is_no_row(tmp_path):
+    """The names of columns are 0, 1, 2, …; the last one is no label, or the column of row numbers has no name."""
+    rows = [f"{7 - k},{k % 3},{k % 2}" for k in range(8)]
+    (tmp_path / "mine.csv").write_text("\n".join(["0,1,2", *rows]))
+    assert own_files.load(str(tmp_path / "mine.csv")).X[:, 0].tolist() == list(range(7, -1, -1))
+    (tmp_path / "mine.csv").write_text("\n".join([",0,1,2", *(f"{k},{row[:-1]}{k % 3}" for k, row in enumerate(rows))]))
+    with pytest.raises(DataError, match=r"first column has no name and holds row numbers.*index=False"):
+        own_files.load(str(tmp_path / "mine.csv"))
+
+
 @pytest.mark.parametrize("name", ["mine.svm", "mine.csv", "mine.npz"])
 @pytest.mark.filterwarnings("error")
 def test_values_that_overflow_in_the_chosen_type_are_an_error(tmp_path, data, name):
@@ -265,6 +288,11 @@ def test_the_command_reports_an_invalid_file(tmp_path, monkeypatch, capsys, name
     assert words in output.err and "sanc datasets" not in output.out
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"is a folder: pass the path of a \.svm"):
+        own_files.load(str(tmp_path))
+
+
 def test_a_file_conflicts_with_the_name_of_a_data_set(tmp_path, data, capsys):
     write(tmp_path / "mine.csv", *data)
     assert cli.main(["run", str(tmp_path / "mine.csv"), "--data", "w1a"]) == 2
@@ -283,6 +311,20 @@ def test_columns_are_standardised_on_request(tmp_path, data):
     assert scipy.sparse.issparse(sparse) and np.allclose(abs(sparse.toarray()).max(axis=0), 1.0)
     assert "--standardise" in own_files.scale_hint(X) and own_files.scale_hint(dense) == ""
     assert own_files.scale_hint(scipy.sparse.csr_matrix(X)) == own_files.scale_hint(X)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e25), ("float32", 1e-42), ("float64", 1e200),
+                                              ("float64", 1e-310)])  # fmt: skip
+@pytest.mark.parametrize("name", ["mine.npz", "mine.svm"])
+@pytest.mark.filterwarnings("error")
+def test_columns_whose_squares_overflow_or_underflow_are_standardised(tmp_path, name, dtype, scale):
+    X, y = np.array([[1.0, 5.0], [-3.0, 4.0], [2.0, 7.0], [4.0, 0.5]]), np.array([0, 1, 0, 1])
+    write(tmp_path / name, X * [scale, 1.0], y)
+    found = own_files.load(str(tmp_path / name), dtype, standardise=True).X
+    expected = X / abs(X).max(axis=0) if name == "mine.svm" else (X - X.mean(axis=0)) / X.std(axis=0)
+    tolerance = 1e-2 if scale < 1e-40 and dtype == "float32" else 1e-6  # of subnormal numbers
+    assert found.dtype == dtype
+    assert np.allclose(found.toarray() if name == "mine.svm" else found, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_the_label_may_be_any_column(tmp_path):
@@ -314,7 +356,7 @@ def test_the_command_states_its_objective_and_the_accuracy(tmp_path, data, sched
     more += ["--budget", "20000"]
     said = CliRunner().invoke(cli.app, [*arguments, *more])
     assert said.exit_code == 0, said.output
-    assert "log(1 + exp(−t·xᵀw)) with labels t = ±1 + 0.01/2·‖w‖², without an intercept" in said.output
+    assert "log(1 + exp(−t·xᵀw)) + 0.01/2·‖w‖², with labels t = ±1, without an intercept" in said.output
     assert "--standardise" not in said.output.split("Results go to")[1]
     (done,) = (tmp_path / "out").rglob("done.json")
     scaled = (X - X.mean(axis=0)) / X.std(axis=0)

@@ -127,7 +127,8 @@ def test_mistakes_are_errors():
     with pytest.raises(sanc.ArgumentError, match="made no step"):
         StepLog(opt).update()
     for make, match in (
-        (lambda: StepLog(opt, 3), r"target = 3 cannot be called: pass .* to_tensorboard\(writer\)"),
+        (lambda: StepLog(opt, 3), r"target = 3 cannot be called as target.*pass .* to_tensorboard\(writer\)"),
+        (lambda: StepLog(opt, lambda numbers: 0), r"cannot be called as target\(numbers, iteration\) \(too many"),
         (lambda: to_tensorboard("runs"), r"writer = 'runs' has no add_scalar: pass SummaryWriter"),
         (lambda: to_wandb("project"), r"run = .project. has no log"),
         (lambda: stepped_log(opt).update("a"), "loss = 'a' is no number"),

@@ -321,6 +321,19 @@ def test_a_callback_of_two_arguments_is_that_of_trust_constr():
     assert all(rosen(x) == pytest.approx(value) for x, _, value in seen)
 
 
+@pytest.mark.parametrize("scheme", ["2-point", "3-point", "cs"])
+def test_a_scheme_as_jac_does_not_arrive_through_scipy(scheme):
+    """SciPy replaces it by None, as docs/moving.md says. If that changes, the page and `scipy_method` may."""
+    found = []
+
+    def method(fun, x0, args, jac, **others):
+        found.append(jac)
+        return scipy.optimize.OptimizeResult(x=x0)
+
+    scipy.optimize.minimize(rosen, X0, jac=scheme, method=method)
+    assert found == [None]
+
+
 @pytest.mark.parametrize(("scheme", "values"), [("2-point", 1), ("3-point", 2), ("cs", 1)])
 def test_a_scheme_arrives_through_scipy(scheme, values):
     """One gradient costs n values besides f(x), or 2n; SciPy drops the name if it is given as jac."""
@@ -375,5 +388,17 @@ def test_a_function_of_jax_needs_a_point_of_jax(monkeypatch):
     """The function is one of a module of the name jax, which rejects tensors as JAX does."""
     module = types.ModuleType("jax.fake")
     exec("def total(x):\n    raise TypeError('not a valid JAX type')", module.__dict__)
-    with pytest.raises(sanc.ArgumentTypeError, match=r"fun is a function of JAX.*jax.numpy.asarray"):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"fun is a function of JAX, and x0 is a .*jax.numpy.asarray"):
+        sanc.minimize(lambda x: module.total(x), torch.zeros(2))
+    with pytest.raises(sanc.ArgumentTypeError, match=r"fails for an array of NumPy \(TypeError: not a valid JAX type"):
         sanc.minimize(lambda x: module.total(x), np.zeros(2))
+
+
+@pytest.mark.parametrize(("convert", "of_jax"), [
+    (float, False), (np.asarray, False), (lambda value: value.item(), False), (float, True), (np.asarray, True),
+], ids=["float", "asarray", "item", "float at a point of JAX", "asarray at a point of JAX"])  # fmt: skip
+def test_a_value_that_jax_cannot_differentiate_is_named(convert, of_jax):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    x0 = jax.numpy.ones(2) if of_jax else np.ones(2)
+    with pytest.raises(sanc.ArgumentTypeError, match=r"fun (returned|converts).*without float\(\), .item\(\) or numpy"):
+        sanc.minimize(lambda x: convert(jax.numpy.sum(x**2)), x0)

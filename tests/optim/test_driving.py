@@ -577,10 +577,12 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.parametrize(("factors", "warned_at"), [
     ([0.0004, 0.001, 0.001, 0.0008, 0.0001], 4), ([0.25] * 6, 5), ([0.001, 0.1, 0.3, 0.6, 0.1, 0.1], None),
-    ([1.0, 0.1, 0.01], None),
-], ids=["one cycle", "constant", "warm-up", "decay"])  # fmt: skip
+    ([1.0, 0.1, 0.01], None), ([0.001] * 5, 4), ([0.001, 0.01, 0.01, 0.01, 0.6], None), ([0.3] * 4 + [0.6], None),
+], ids=["one cycle", "constant", "warm-up", "decay", "constant of Adam", "stairs", "high stairs"])  # fmt: skip
 def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, style, monkeypatch, recwarn):
+    """Constant rates of Adam are detected before the end of the longest warm-up, unless the rate rises before."""
     monkeypatch.setattr(optimizers, "_LONGEST_WARM_UP", 5)
+    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     warned = []
@@ -593,6 +595,32 @@ def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, st
             assert re.match(text, str(warning.message)) and warning.filename == drive.__code__.co_filename
         recwarn.clear()
     assert warned == ([] if warned_at is None else [warned_at])
+
+
+@pytest.mark.parametrize(("final", "is_warned"), [(1.0, False), (0.05, True)])
+def test_a_warm_up_that_rises_once_an_epoch_is_not_warned_of(final, is_warned, monkeypatch, recwarn):
+    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    opt.param_groups[0]["lr"] = final
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: (epoch + 1) / 20)
+    for _ in range(2):
+        drive("loss", model, opt, batches(5))
+        schedule.step()
+    assert [str(w.message)[:20] for w in recwarn] == (["lr was at most 0.002"] if is_warned else [])
+
+
+@pytest.mark.parametrize(("lr", "is_warned"), [(1e-8, True), (0.0, False), (1e-4, False)])
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_the_first_step_of_a_search_for_a_learning_rate_is_warned_of(style, lr, is_warned, recwarn):
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
+    opt.param_groups[0] |= {"lr": lr, "initial_lr": lr}
+    for k, data in enumerate(batches(20)):
+        drive(style, model, opt, [data])
+        opt.param_groups[0]["lr"] = (1e-8 + lr) * 3.0**k
+    words = "lr = 1e-08 in the first step, as in a search.*such as lr_find: leave the search out"
+    assert [bool(re.match(words, str(warning.message))) for warning in recwarn] == [True] * is_warned
 
 
 def test_each_group_has_its_factor():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sanc.core.saved import require_count, require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError, require_integer, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, call_problem, require_integer, shown
 
 __all__ = ["Batch", "ThreeSamples"]
 
@@ -72,6 +72,12 @@ class Batch:
                     f"tensors[{position}] has {len(tensor)} rows and tensors[0] has {len(tensors[0])}: "
                     "pass tensors with as many rows as tensors[0]."
                 )
+        of = "" if outputs is None else "the output and "
+        if problem := call_problem(loss, len(tensors) + (outputs is not None)):
+            raise ArgumentTypeError(
+                f"loss = {shown(loss)} cannot be called with {of}the {len(tensors)} tensors ({problem}): pass a "
+                "function of as many arguments."
+            )
         if len(tensors[0]) == 0:
             raise ArgumentError("tensors have 0 rows: pass a batch with at least one row.")
         self.loss = loss
@@ -207,6 +213,10 @@ class ThreeSamples:
                     f"batch_size = {size} does not fit the data set of {n} rows: pass a number from 1 to {n}."
                 )
         require_integer("seed", seed, 0, none=False)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ArgumentTypeError(
+                f"collate_fn = {shown(collate_fn)} cannot be called: pass a function of a list of rows, or None."
+            )
         self.dataset = dataset
         self.sizes = sizes
         self.seed = int(seed)

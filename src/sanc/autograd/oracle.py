@@ -35,7 +35,7 @@ from sanc.core.interrupts import interruptible
 from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
 from sanc.core.saved import state_error
 from sanc.core.space import Space
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown, warn
+from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, first_line, shown, warn
 
 MAX_OVERFLOW_CALLS = 64
 """How often to call a closure whose scaled gradients overflow before the first step. A gradient scaler halves its scale
@@ -391,6 +391,11 @@ class AutogradOracle(Oracle):
                 raise ArgumentError(
                     "closure cannot be differentiated, because it has called backward() and has cleared the gradients "
                     "afterwards: call zero_grad() before backward(), or leave both to step()."
+                ) from problem
+            if "inplace operation" in str(problem):
+                raise ArgumentError(
+                    "the loss cannot be differentiated, because an operation has changed a tensor that its gradient "
+                    f"needs ({first_line(problem)}): use operations that return new tensors."
                 ) from problem
             raise
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from enum import EnumType, StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sanc.errors import missing_attribute
+
+_RECORD_REMEDIES = {
+    "fun": "use value",
+    "grad": "use grad_norm, or the grad of the parameters",
+    "loss": "use value; in loops without closures the optimiser does not know the loss",
+    "lr": "use param_groups[0]['lr'] of the optimiser; step_norm is the length of the step",
+    "nit": "use iteration",
+    "step": "use iteration, or step_norm",
+    "x": "the point is in the parameters",
+}
+"""What to use in place of attributes that records of other optimisers have."""
 
 
 class _RenamedMembers(EnumType):
@@ -131,6 +144,11 @@ class Record:
     note: str = ""
     hvp: str = ""
     style: str = ""
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _RECORD_REMEDIES)
 
     def as_dict(self) -> dict[str, float]:
         """Return the numbers in one dictionary, for a logger.

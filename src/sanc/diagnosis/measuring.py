@@ -36,6 +36,7 @@ from sanc.errors import (
     is_number,
     one_of,
     require,
+    require_bool,
     require_integer,
     require_number,
     shown,
@@ -152,6 +153,7 @@ def diagnose(
         require_integer(name, value, 1)
     require_integer("starts", starts, 1, none=False)
     require_integer("seed", seed, 0, none=False)
+    require_bool("progress", progress)
     require_number("max_time", max_time)
     one_of("hvp", hvp, HVP_MODES)
     one_of("lanczos", lanczos, ("auto", "store", "regenerate"))
@@ -540,6 +542,10 @@ def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Calla
             "(inputs, targets), or loss as a function of (model, batch)."
         )
     inputs, targets = batch
+    if isinstance(targets, np.ndarray):
+        raise ArgumentTypeError(
+            f"data has a batch of arrays, with targets {shown(targets)}: pass tensors, such as torch.as_tensor(array)."
+        )
     return lambda: loss(model(inputs), targets)
 
 

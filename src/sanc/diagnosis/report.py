@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sanc.core.space import Floats
+from sanc.errors import ArgumentTypeError, missing_attribute, shown
 
 _SCREEN_WIDTH = 80
 """Characters of a line."""
@@ -23,6 +24,14 @@ _NEGLIGIBLE_CURVATURE = 1e-3
 """Share of λ_max up to which λ_min, or a negative lower bound of it, counts as zero."""
 _NOISY_SHARE = 0.5
 """Share of batch noise in ‖g‖² from which the gradient counts as noise."""
+
+
+_REPORT_REMEDIES = {
+    **dict.fromkeys(("eigenvalues", "spectrum", "hessian"), "use lambda_min, lambda_max and density"),
+    **dict.fromkeys(("loss", "fun"), "use value"),
+    "message": "print the report",
+}
+"""What to use in place of attributes that a report does not have."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,11 @@ class Report:
     dimension_limit: str
     density: tuple[Floats, Floats] = field(repr=False)
     profiles: dict[str, tuple[Floats, Floats]] = field(repr=False)
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _REPORT_REMEDIES)
 
     @property
     def epsilon(self) -> float:
@@ -214,6 +228,11 @@ class Report:
             from matplotlib.figure import Figure
         except ImportError as missing:
             raise ImportError("report.plot() needs Matplotlib: install it, or sanc[lab].") from missing
+        if figure is not None and not hasattr(figure, "subplots"):
+            raise ArgumentTypeError(
+                f"figure = {shown(figure)} is no figure of Matplotlib: leave it out, and call savefig(path) of "
+                "what plot() returns."
+            )
         figure = Figure(figsize=(9.0, 3.5), layout="constrained") if figure is None else figure
         left, right = figure.subplots(1, 2)
         values, weights = self.density

@@ -231,11 +231,16 @@ def as_scalar(returned: Any) -> float:
     """Convert the value that `fun` returned into a float."""
     if isinstance(returned, float):
         return float(returned)
-    size = returned.numel() if isinstance(returned, Tensor) else np.size(returned)
-    if size != 1:
-        raise ArgumentError(f"fun returned {size} numbers: return one, the value of the objective.")
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        raise ArgumentTypeError(
+            f"fun returned {shown(returned)}, of type {type(returned).__name__}: return the value alone; jac=True "
+            "means that fun returns the pair of value and gradient."
+        )
     try:
         _reject_complex(returned)
-        return float(returned.detach() if isinstance(returned, Tensor) else np.asarray(returned).reshape(()))
+        array = returned.detach() if isinstance(returned, Tensor) else np.asarray(returned)
+        if math.prod(array.shape) == 1:
+            return float(array.reshape(()))
     except (TypeError, ValueError, OverflowError):
         raise ArgumentTypeError(f"fun returned {shown(returned)}: return a real number.") from None
+    raise ArgumentError(f"fun returned {math.prod(array.shape)} numbers: return one, the value of the objective.")

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
 import numpy as np
+
+from sanc.errors import ArgumentTypeError, first_line
+
+JAX_REMEDY = (
+    "return the array of JAX, without float(), .item() or numpy.asarray(), so that JAX differentiates fun; or pass "
+    "its gradient as jac"
+)
+"""What to do about a function that computes with JAX, and returns something else."""
 
 
 def holds_jax_arrays(x0: Any) -> bool:
@@ -39,7 +48,15 @@ def jax_derivatives(fun: Callable[..., Any]) -> tuple[Callable[..., Any], Callab
     A product is ∂/∂t ∇f(x + tv) at t = 0, forward over reverse. Nothing is compiled: pass ``jax.jit(fun)`` for that.
     """
     jax = import_module("jax")
-    gradient = jax.grad(fun)
+    differentiated = jax.grad(fun)
+
+    @wraps(fun)
+    def gradient(x: Any, *args: Any) -> Any:
+        try:
+            return differentiated(x, *args)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as problem:
+            reason = f"fun converts an array of JAX to another type ({first_line(problem)})"
+            raise ArgumentTypeError(f"{reason}: {JAX_REMEDY}.") from problem
 
     def product(x: Any, v: Any, *args: Any) -> Any:
         point, direction = (jax.tree_util.tree_map(jax.numpy.asarray, tree) for tree in (x, v))

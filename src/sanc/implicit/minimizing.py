@@ -12,6 +12,7 @@ from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
+    call_problem,
     is_number,
     one_of,
     require,
@@ -25,7 +26,6 @@ from sanc.implicit.functions import minimum_of
 from sanc.implicit.least_squares import METHOD, LeastSquaresProblem
 from sanc.implicit.problem import ImplicitProblem
 from sanc.implicit.solution import Solution
-from sanc.minimisation.arguments import call_problem
 from sanc.options import ArgminArguments, ArgminOptions
 from sanc.sums.linear import FiniteSum
 

@@ -41,20 +41,50 @@ data_app = typer.Typer(help="List the data sets, and download them.", invoke_wit
 app.add_typer(data_app, name="datasets")
 console = Console(highlight=False)
 
+
+def _number(*flags: str, least: float | None = None, whole: bool = True, **others: Any) -> Any:
+    """Return an option for a number that is at least `least`; the error for another value names it."""
+    bound = "" if least is None else f" ≥ {least:g}"
+    kind = f"{'an integer' if whole else 'a number'}{bound}"
+
+    def parse(value: Any) -> Any:
+        try:
+            number = int(value) if whole else float(value)
+        except ValueError:
+            number = math.nan
+        if not number >= (-math.inf if least is None else least):
+            raise typer.BadParameter(f"{value} cannot be used: pass {kind}.", param_hint=f"'{flags[0]}'")
+        return number
+
+    return typer.Option(*flags, parser=parse, metavar=f"{'INTEGER' if whole else 'NUMBER'}{bound}", **others)
+
+
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder of the data files; by default $SANC_DATA, or else the user's cache."),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Output directory; a second call resumes where the first one ended.")]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of parallel processes.")]
+Workers = Annotated[int, _number("--workers", least=1, help="Number of parallel processes.")]
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", help="Address of a dask scheduler whose workers make the runs.")
 ]
 Preset = Annotated[str, typer.Option("--preset", help="paper, authors or robust.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda, for networks.")]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Seeds 0, 1, … of each method.")]
-Every = Annotated[float, typer.Option("--checkpoint-every", min=0.0, help="Seconds between checkpoints.")]
+Runs = Annotated[int, _number("--runs", least=1, help="Seeds 0, 1, … of each method.")]
+Every = Annotated[float, _number("--checkpoint-every", least=0, whole=False, help="Seconds between checkpoints.")]
 Label = Annotated[str | None, typer.Option(help="The label column of a CSV file, by its name.")]
+
+
+def _reject_seed(value: str | None) -> None:
+    """Raise an error for a seed, which a command with several runs does not have."""
+    if value is not None:
+        raise typer.BadParameter(
+            f"{value} cannot be used, since each run has its own seed: pass --runs, the number of the seeds 0, 1, …",
+            param_hint="'--seed'",
+        )
+
+
+Seed = Annotated[str | None, typer.Option("--seed", hidden=True, callback=_reject_seed)]
 Names = Annotated[str | None, typer.Option(help="Comma-separated names to keep.")]
 _CPUS = os.cpu_count() or 1
 _SET_HELP = "A setting of the methods, as name=value, or a grid, as name=value,value,…; may be repeated."
@@ -176,9 +206,10 @@ def reproduce(
     device: Device = "cpu",
     out: Out = Path("sanc-results"),
     data_dir: DataDir = None,
-    budget: Annotated[int | None, typer.Option("--budget", min=1, help="paper_calls of each run.")] = None,
+    budget: Annotated[int | None, _number("--budget", least=1, help="paper_calls of each run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
     checkpoint_every: Every = 5.0,
+    seed: Seed = None,
 ) -> None:
     """Reproduce a figure of the paper: runs, plots, and a report that checks the paper's claims.
 
@@ -206,9 +237,11 @@ def run(
     data: Annotated[str, typer.Option(help="A data set.")] = "a9a",
     methods: Annotated[str, typer.Option(help="Comma-separated members of the family.")] = "sanc,scr",
     options: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of each sample; by default n/20.")] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="paper_calls of each run; by default 20 per row.")] = None,
-    strength: Annotated[float | None, typer.Option(help="Weight of the penalty.")] = None,
+    batch: Annotated[int | None, _number("--batch", least=1, help="Rows of each sample; by default n/20.")] = None,
+    budget: Annotated[
+        int | None, _number("--budget", least=1, help="paper_calls of each run; by default 20 per row.")
+    ] = None,
+    strength: Annotated[float | None, _number("--strength", whole=False, help="Weight of the penalty.")] = None,
     penalty: Annotated[str | None, typer.Option(help="Of logistic: nonconvex, as in the paper, or l2.")] = None,
     standardise: Annotated[bool, typer.Option("--standardise", help="Scale the columns of the file.")] = False,
     label: Label = None,
@@ -222,6 +255,7 @@ def run(
     out: Out = Path("sanc-results"),
     data_dir: DataDir = None,
     checkpoint_every: Every = 5.0,
+    seed: Seed = None,
 ) -> None:
     """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
     from sanc.lab import experiments, own_files, study
@@ -286,7 +320,10 @@ def _read_toml(path: Path, keys: set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise ArgumentError(f"--from {path}: {problem}.") from None
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise ArgumentError(
+            f'--from {path} cannot be read ({reason}): pass a TOML file with lines such as problem = "logistic".'
+        ) from None
     for key in content:
         one_of(f"--from {path}: key", key, keys)
     return content
@@ -305,12 +342,14 @@ def diagnose(
     module: Annotated[Path, typer.Argument(help="A file of torch.save(model, path). Loading it executes its code.")],
     data: Annotated[Path, typer.Argument(help="A data file: LIBSVM (.svm, .libsvm, .txt), .csv or .npz.")],
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a batch; by default 256, or fewer for eight batches.")
+        int | None, _number("--batch", least=1, help="Rows of a batch; by default 256, or fewer for eight batches.")
     ] = None,
     label: Label = None,
-    max_products: Annotated[int | None, typer.Option(min=1, help="Limit on Hessian products of the bounds.")] = None,
-    max_time: Annotated[float | None, typer.Option(help="Limit on seconds.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of rows and of start vectors.")] = 0,
+    max_products: Annotated[
+        int | None, _number("--max-products", least=1, help="Limit on Hessian products of the bounds.")
+    ] = None,
+    max_time: Annotated[float | None, _number("--max-time", least=0, whole=False, help="Limit on seconds.")] = None,
+    seed: Annotated[int, _number("--seed", least=0, help="Seed of the order of rows and of start vectors.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Picture of the spectrum and of loss profiles.")] = None,
     numbers: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
 ) -> None:
@@ -335,9 +374,9 @@ def diagnose(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the plot.")] = Path("demo-output"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-    budget: Annotated[int, typer.Option(min=1, help="Evaluations per method.")] = 300_000,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a sample.")] = 128,
+    seed: Annotated[int, _number("--seed", least=0, help="Seed of everything random.")] = 0,
+    budget: Annotated[int, _number("--budget", least=1, help="Evaluations per method.")] = 300_000,
+    batch: Annotated[int, _number("--batch", least=1, help="Images in a sample.")] = 128,
     workers: Workers = _CPUS,
     scheduler: Scheduler = None,
 ) -> None:

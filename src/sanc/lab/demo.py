@@ -195,6 +195,7 @@ def run(
 
     An interrupted demonstration is resumed. If the runs are finished, only the table and the figure are made.
     """
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is an error before any run
     shown = panel(budget, batch)
     runs.check_panel(shown, runs.load_data("digits", None, "float32"), "robust")
     specs = [RunSpec(shown, method, seed, "robust") for method in shown.methods]

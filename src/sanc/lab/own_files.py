@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +28,7 @@ import numpy as np
 
 from sanc.errors import shown
 from sanc.lab.datasets import Loaded
-from sanc.lab.readers import DataError
+from sanc.lab.readers import OPENERS, DataError
 
 SUFFIXES = (".svm", ".libsvm", ".svmlight", ".txt", ".csv", ".npz")
 """Suffixes of data files; .bz2 or .gz may follow the suffixes of LIBSVM."""
@@ -62,7 +64,8 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} does not exist: pass the path of a {', '.join(SUFFIXES)} file.")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {problem}: pass the path of a {', '.join(SUFFIXES)} file.")
     if label is not None and _kind(name) != ".csv":
         raise DataError(f"label = {label!r} cannot be used with {path.name}: it names a column of a CSV file.")
     column = ""
@@ -102,12 +105,23 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
 
 
 def _standardised(X: Any) -> Any:
-    """Return the matrix with columns of mean 0 and deviation 1; those of a sparse one with entries up to 1."""
+    """Return the matrix with columns of mean 0 and deviation 1; those of a sparse one with entries up to 1.
+
+    Columns are first divided by their largest absolute values, in float64: squares of 1e25 overflow in float32, and
+    reciprocals of subnormal numbers in both types.
+    """
+    dtype = X.dtype
+    X = X.astype(np.float64, copy=True)
     if hasattr(X, "tocsr"):
+        X = X.tocsc()
         largest = np.asarray(abs(X).max(axis=0).todense()).reshape(-1)
-        return X.multiply(1.0 / np.where(largest > 0, largest, 1.0)).tocsr().astype(X.dtype)
+        X.data /= np.repeat(np.where(largest > 0, largest, 1.0), np.diff(X.indptr))
+        return X.tocsr().astype(dtype)
+    largest = abs(X).max(axis=0)
+    X /= np.where(largest > 0, largest, 1.0)
+    X -= X.mean(axis=0)
     deviation = X.std(axis=0)
-    return ((X - X.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).astype(X.dtype)
+    return (X / np.where(deviation > 0, deviation, 1.0)).astype(dtype)
 
 
 def label_note(loaded: Loaded) -> str:
@@ -137,8 +151,24 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
     try:
         X, y = load_svmlight_file(str(path))
     except (ValueError, OSError, EOFError, OverflowError) as problem:
-        raise DataError(f"{path} is not a LIBSVM file ({problem}): write `label index:value …` lines.") from None
+        place = f"{path}{_faulty_line(path) if isinstance(problem, ValueError) else ''}"
+        raise DataError(f"{place} is not a LIBSVM file ({problem}): write `label index:value …` lines.") from None
     return X, y
+
+
+def _faulty_line(path: Path) -> str:
+    """Return which line of a LIBSVM file cannot be read by itself; empty if each of them can."""
+    from sklearn.datasets import load_svmlight_file
+
+    with OPENERS.get(path.suffix, open)(path, "rb") as file, suppress(OSError, EOFError):
+        for number, line in enumerate(file, 1):
+            if not line.split(b"#")[0].strip():
+                continue
+            try:
+                load_svmlight_file(io.BytesIO(line))
+            except ValueError:
+                return f", line {number},"
+    return ""
 
 
 def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:
@@ -230,22 +260,22 @@ def _is_header(path: Path, rows: Lines) -> bool:
 
     Names differ from each other. A line with numbers is a header if its last cell is text over labels that are numbers,
     or the reverse, or if it has text over features. It also is one if it is 0, 1, 2, …, as pandas names columns, over
-    labels that do not include its last cell. If both readings are plausible, an error asks for a header that names the
-    label.
+    labels that do not include its last cell. If both readings are plausible, as they are for consecutive integers over
+    integers, an error asks for a header that names the label.
     """
     head = rows[0][1]
     *names, last = head
-    if not any(map(_is_number, names)):
+    if not any(map(_is_number, names)) or (head[0] == "" and _is_counted(head)):
         return True
     if not last or len(set(head)) < len(head):
         return False
     labels = Counter(row[-1] for _, row in rows[1:])
     numbers = [float(cell) for cell in head if _is_number(cell)]
     increases = all(a < b for a, b in pairwise(numbers))  # such as years
-    if last in labels:  # a row, unless its integers are over decimal numbers
+    if last in labels:  # a row, unless its integers are over decimal numbers, or number the columns
         columns = zip(*(row[:-1] for _, row in rows[1:]), strict=True)
         decimal = any(not any(map(_is_integer, column)) for column in columns)
-        plausible = increases and decimal and all(map(_is_integer, head))
+        plausible = increases and all(map(_is_integer, head)) and (decimal or _numbers_columns(rows))
     else:
         is_text = not _is_number(last)
         if labels and all(_is_number(label) is is_text for label in labels):
@@ -260,6 +290,12 @@ def _is_header(path: Path, rows: Lines) -> bool:
             "Write a header that calls the label column label."
         )
     return False
+
+
+def _numbers_columns(rows: Lines) -> bool:
+    """Return whether the integers of the first line are consecutive, and no other line has the same."""
+    head = rows[0][1]
+    return all(int(b) - int(a) == 1 for a, b in pairwise(head)) and all(row != head for _, row in rows[1:])
 
 
 def _is_counted(names: Sequence[str]) -> bool:

@@ -33,7 +33,8 @@ Chunks: TypeAlias = Iterator[tuple[Any, Array]]
 BLOCK = 32 << 20
 """Bytes of LIBSVM text per block, 32 MiB: the largest set, HIGGS, does not fit into memory as text."""
 
-_OPENERS: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+OPENERS: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+"""How to open a compressed file, by its suffix."""
 _STREAM_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
@@ -59,7 +60,7 @@ class Source:
 def unpack(source: Source, target: Path, *, text: bool) -> Path:
     """Return the path of the uncompressed content, which is `target` if the source is compressed."""
     plain = source.path
-    if source.path.suffix in _OPENERS:
+    if source.path.suffix in OPENERS:
         plain = target
         try:
             with _content(source) as stream, target.open("wb") as output:
@@ -84,10 +85,10 @@ def unpack(source: Source, target: Path, *, text: bool) -> Path:
 def _content(source: Source) -> Iterator[Any]:
     """Open a compressed file, or a member of an archive, for reading its content."""
     if not source.member:
-        with _OPENERS[source.path.suffix](source.path, "rb") as stream:
+        with OPENERS[source.path.suffix](source.path, "rb") as stream:
             yield stream
         return
-    opened = _OPENERS[source.path.suffix](source.path, "rb")
+    opened = OPENERS[source.path.suffix](source.path, "rb")
     with opened as stream, tarfile.TarFile(fileobj=_Bounded(stream)) as archive:
         found = [member for member in archive if member.name == source.member]
         if not found or not found[-1].isreg():

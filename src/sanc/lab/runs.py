@@ -81,14 +81,15 @@ def objective(panel: Panel) -> str:
     if panel.network:
         return f"mean cross entropy of the network + {panel.strength:g}/2·‖W‖², biases without penalty"
     losses = {
-        "logistic": "mean of log(1 + exp(−t·xᵀw)) with labels t = ±1",
-        "svm": "mean of 1 − tanh(t·xᵀw) with labels t = ±1",
+        "logistic": "mean of log(1 + exp(−t·xᵀw))",
+        "svm": "mean of 1 − tanh(t·xᵀw)",
         "softmax": "mean cross entropy of softmax(Wx)",
     }
     l2, nonconvex = f"{panel.strength:g}/2·‖w‖²", f"{panel.strength:g}·Σ w²/(1+w²)"
     penalties = {"svm": f"{panel.strength:g}·‖w‖²", "softmax": l2}
     penalty = penalties.get(panel.problem, l2 if panel.penalty == "l2" else nonconvex)
-    return f"{losses[panel.problem]} + {penalty}, without an intercept"
+    labels = "" if panel.problem == "softmax" else ", with labels t = ±1"
+    return f"{losses[panel.problem]} + {penalty}{labels}, without an intercept"
 
 
 def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int, int]:

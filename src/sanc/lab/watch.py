@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from sanc import ArgumentError, Branch, Record
-from sanc.errors import ArgumentTypeError, is_number, require_integer, shown
+from sanc.errors import ArgumentTypeError, call_problem, is_number, require_integer, shown
 
 if TYPE_CHECKING:  # at run time `ProgressLine` alone imports rich, so that other targets do not need the extra
     from rich.console import Console
@@ -69,10 +69,11 @@ class StepLog:
             raise ArgumentError(f"opt = {type(opt).__name__} has no record: pass an optimiser of sanc.")
         require_integer("every", every, 1, none=False)
         for target in targets:
-            if not callable(target):
+            problem = call_problem(target, 2) if callable(target) else "it is no function"
+            if problem:
                 raise ArgumentTypeError(
-                    f"target = {shown(target)} cannot be called: pass a function of the numbers and the iteration, "
-                    "such as to_tensorboard(writer)."
+                    f"target = {shown(target)} cannot be called as target(numbers, iteration) ({problem}): pass a "
+                    "function of both, such as to_tensorboard(writer)."
                 )
         self.opt, self.targets, self.every = opt, targets, every
         self._losses: deque[float] = deque(maxlen=_WINDOW)
@@ -115,7 +116,15 @@ class StepLog:
 
 
 def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
-    """Return a target that writes to a ``torch.utils.tensorboard.SummaryWriter``."""
+    """Return a target that writes to TensorBoard.
+
+    Parameters
+    ----------
+    writer : SummaryWriter
+        A ``torch.utils.tensorboard.SummaryWriter``.
+    prefix : str
+        The names are ``prefix/loss``, ``prefix/sigma`` and so on.
+    """
     if not hasattr(writer, "add_scalar"):
         raise ArgumentTypeError(f"writer = {shown(writer)} has no add_scalar: pass SummaryWriter(folder).")
 
@@ -128,7 +137,15 @@ def to_tensorboard(writer: Any, prefix: str = "sanc") -> Target:
 
 
 def to_wandb(run: Any, prefix: str = "sanc") -> Target:
-    """Return a target that logs to a run of Weights & Biases, also of ``wandb.init(mode="offline")``."""
+    """Return a target that logs to a run of Weights & Biases.
+
+    Parameters
+    ----------
+    run : Run
+        What ``wandb.init()`` returned, also with ``mode="offline"``.
+    prefix : str
+        The names are ``prefix/loss``, ``prefix/sigma`` and so on, with ``prefix/iteration``.
+    """
     if not hasattr(run, "log"):
         raise ArgumentTypeError(f"run = {shown(run)} has no log: pass what wandb.init() returned.")
 

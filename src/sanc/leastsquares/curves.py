@@ -17,15 +17,28 @@ from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
 from sanc.core.space import Floats
-from sanc.errors import ArgumentError, ArgumentTypeError, NotConvergedError, require, require_bool, shown, warn
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotConvergedError,
+    call_problem,
+    first_line,
+    require,
+    require_bool,
+    shown,
+    warn,
+)
 from sanc.leastsquares.fitting import least_squares
-from sanc.leastsquares.row_fits import checked_data, fit_rows
+from sanc.leastsquares.row_fits import checked_data, fit_rows, holds_numbers
 from sanc.many.minimizing import RunOptions
-from sanc.minimisation.arguments import call_problem, reject_arguments
+from sanc.minimisation.arguments import reject_arguments
+from sanc.minimisation.objective import checked_point
 from sanc.options import CurveFitOptions
 
 _RESTARTS = 3
 """Number of other rows from whose parameters a row is fitted again, by default."""
+_ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
+"""Words of the errors of NumPy and torch for an array where one number is needed."""
 
 
 def curve_fit(
@@ -104,7 +117,12 @@ def curve_fit(
     require_bool("absolute_sigma", absolute_sigma)
     require_bool("full_output", full_output)
     require_bool("check_finite", check_finite)
-    is_rows = np.ndim(ydata) == 2
+    try:
+        dimensions = np.ndim(ydata)
+    except ValueError:  # rows of different lengths
+        raise ArgumentTypeError(f"ydata = {shown(ydata)} is not an array of real numbers: pass one.") from None
+    require(dimensions <= 2, "ydata", ydata, "pass the observations of one fit, or a row of them for each fit")
+    is_rows = dimensions == 2
     passed_on = _checked_options(options, is_rows)
     if is_rows:
         if jac is not None:
@@ -128,11 +146,29 @@ def curve_fit(
         xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
     start = _start(f, p0, bounds, y)
+    if callable(jac) and (problem := call_problem(jac, 1 + len(start))):
+        raise ArgumentTypeError(
+            f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
+            "arguments of f."
+        )
     whiten = _whitening(sigma, y)
     is_torch = isinstance(start, Tensor)
 
     def residuals(p: Any) -> Any:
-        curve = f(xdata, *p)
+        try:
+            curve = f(xdata, *p)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            if any(words in str(problem) for words in _ONE_NUMBER):
+                raise ArgumentTypeError(
+                    f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
+                    "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."
+                ) from problem
+            if isinstance(problem, RuntimeError) or holds_numbers(xdata):
+                raise
+            raise ArgumentTypeError(
+                f"f failed for xdata = {shown(xdata)}, which is no array of numbers ({first_line(problem)}): pass "
+                "numbers, such as numpy.asarray(xdata, float)."
+            ) from problem
         if curve is None:
             raise ArgumentTypeError("f returned None: return the curve at xdata, one value for each observation.")
         values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
@@ -192,7 +228,7 @@ def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
     if len(y) == 0:
         raise ArgumentError("ydata is empty: pass at least one observation.")
     for name, data in (("xdata", xdata), ("ydata", ydata)):
-        if not check_finite or not isinstance(data, Tensor | np.ndarray | list | tuple):
+        if not (check_finite and isinstance(data, Tensor | np.ndarray | list | tuple) and holds_numbers(data)):
             continue
         array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
@@ -206,6 +242,7 @@ def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
     """Return the initial parameters: those given, or ones, or points between finite bounds."""
     if p0 is not None:
         _check_count(f, p0.numel() if isinstance(p0, Tensor) else np.size(p0), p0)
+        p0 = checked_point(p0, "p0")
         if isinstance(p0, Tensor) or not isinstance(y, Tensor):
             return p0 if isinstance(p0, Tensor) else np.atleast_1d(np.asarray(p0, np.float64))
         return torch.as_tensor(p0, dtype=y.dtype, device=y.device)

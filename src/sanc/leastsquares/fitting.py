@@ -34,11 +34,11 @@ from sanc.leastsquares.network_model import NetworkModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.run import LeastSquaresRun
-from sanc.minimisation.arguments import check_callback, reject_arguments
+from sanc.minimisation.arguments import check_callback, reject_arguments, require_call
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.preconditioners import build_factor
-from sanc.minimisation.result import LeastSquaresResult, PointT
+from sanc.minimisation.result import LeastSquaresResult, PointT, cause_of_start
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.options import LeastSquaresArguments
 from sanc.presets import PRESETS
@@ -160,7 +160,7 @@ def least_squares(
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function.")
     check_callback(callback, 1, "pass a function of the point, called as callback(x)")
-    if jac is not None and not callable(jac) and jac not in SCHEMES:
+    if jac is not None and not callable(jac) and not (isinstance(jac, str) and jac in SCHEMES):
         raise ArgumentError(f"jac = {shown(jac)} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
     require_number("tol", tol)
     require_number("max_time", max_time)
@@ -170,10 +170,9 @@ def least_squares(
     require(isinstance(certify, bool | np.bool_), "certify", certify, "pass True or False")
     measure = Loss(loss, f_scale)
     points = _Points(x0)
-    function, jacobian = _with_keywords(fun, jac, kwargs)
-    residuals = Residuals(
-        function, points.build, points.is_torch, jacobian, args if isinstance(args, tuple) else (args,)
-    )
+    args = args if isinstance(args, tuple) else (args,)
+    function, jacobian = _with_keywords(fun, jac, args, kwargs)
+    residuals = Residuals(function, points.build, points.is_torch, jacobian, args)
     if residuals.jac == "cs" and points.is_torch:
         raise ArgumentError('jac = "cs" cannot be used with tensors: leave jac out, and torch differentiates fun.')
     oracle = ResidualOracle(residuals, points.flat, measure, _tolerance(tol, points.flat, residuals))
@@ -236,11 +235,15 @@ class _Points:
         return shaped if self._tree is None else self._tree.build(shaped)
 
 
-def _with_keywords(fun: Any, jac: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Return the functions with their keyword arguments."""
+def _with_keywords(fun: Any, jac: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Return the functions with their keyword arguments, after checks that they can be called with all arguments."""
+    if kwargs:
+        require(isinstance(kwargs, Mapping), "kwargs", kwargs, "pass a mapping of names to values")
+    for name, function in (("fun", fun), ("jac", jac)):
+        if callable(function):
+            require_call(name, function, "x", args, kwargs)
     if not kwargs:
         return fun, jac
-    require(isinstance(kwargs, Mapping), "kwargs", kwargs, "pass a mapping of names to values")
     keywords = dict(kwargs)
 
     def bound(function: Any) -> Any:
@@ -333,6 +336,7 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquar
     evaluation = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.compute_certificate(run.oracle, None, run.seed)
+    cause = cause_of_start(status, residuals=evaluation.r, cost=evaluation.terms.cost, Jacobian=evaluation.jacobian)
     g = np.full_like(evaluation.x, np.nan) if evaluation.jacobian is None else evaluation.gradient()
     active = np.zeros(len(g), int)
     if run.box is not None:
@@ -349,7 +353,7 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquar
         active_mask=active,
         success=status.success,
         status=status,
-        message=f"{bounded_sentence(run, status)} {run.message}".rstrip(),
+        message=f"{bounded_sentence(run, status)}{cause} {run.message}".rstrip(),
         nit=run.iterations,
         history=run.history,
         certificate=run.unscaled_certificate,

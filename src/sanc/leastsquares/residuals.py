@@ -14,7 +14,7 @@ from torch import Tensor
 from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Meter
 from sanc.core.space import Floats
-from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, in_place_error, shown
 from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS
 from sanc.leastsquares.matrices import JacobianMatrix, fits_in_memory
 from sanc.leastsquares.networks import NetworkResiduals
@@ -86,6 +86,8 @@ class Residuals:
                 raise ArgumentTypeError(
                     f"fun is no torch function ({problem}): pass x0 as an array, or write fun with torch operations."
                 ) from problem
+            if "in-place" in str(problem):
+                raise in_place_error(problem) from problem
             raise
 
     @staticmethod

@@ -88,6 +88,16 @@ def fit_rows(
     return result.x, points.build_numbers(covariance.to(p.dtype)), result
 
 
+def holds_numbers(xdata: Any) -> bool:
+    """Return whether `xdata` may be numbers: other objects, such as tables, may have any form that f reads."""
+    if isinstance(xdata, np.ndarray | list | tuple):
+        try:
+            return np.asarray(xdata).dtype.kind in "fciub"
+        except ValueError:  # lists of unequal lengths
+            return False
+    return not (xdata is None or isinstance(xdata, str | bytes))
+
+
 def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bool) -> RowData:
     """Return the data as tensors, after checks."""
     is_numpy = not isinstance(ydata, Tensor)
@@ -121,6 +131,8 @@ def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bo
         weights = torch.where(used, 1.0 / deviations, 0.0).to(y.dtype)
     x, x_dim = xdata, None
     if isinstance(xdata, np.ndarray | list | tuple):
+        if not holds_numbers(xdata):
+            raise ArgumentTypeError(f"xdata = {shown(xdata)} is no array of numbers: pass one.")
         array = np.asarray(xdata)
         x = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "iub" else array).to(y)
     if isinstance(x, Tensor):

@@ -19,6 +19,7 @@ from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
 from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
+from sanc.minimisation.arguments import require_call
 from sanc.minimisation.trees import map_tree
 
 ROW_PERTURBATION = 1e-2
@@ -140,6 +141,7 @@ class RowFunction:
     def check(self, x: Tensor, *, stores_hessians: bool = True) -> None:
         """Raise an error unless fun can be evaluated and differentiated, row by row."""
         ids = torch.arange(min(2, len(x)), device=x.device)
+        require_call("fun", self.fun, "x", self.args)
         try:
             values = self.values(x[ids], ids)
         except ArgumentError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sanc.core.runs.status import Status
 from sanc.core.spectrum.curvature import Certificate
+from sanc.errors import missing_attribute
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.minimisation.result import Result
 from sanc.minimisation.trees import map_tree
@@ -43,6 +44,16 @@ class RowMinimum:
     row: int
     rows: Tensor
     certificate: Certificate
+
+
+_ROW_REMEDIES = {
+    **dict.fromkeys(("grad", "gradient"), "use jac"),
+    **dict.fromkeys(("loss", "value", "f", "cost"), "use fun, the values at x"),
+    **dict.fromkeys(("hess", "hess_inv"), "no such matrix is kept; lambda_min has the smallest eigenvalue of each row"),
+    "history": "pass a callback",
+    "message": "use status, or the message of one row, such as result[0].message",
+}
+"""What to use in place of attributes that the results of rows do not have."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,6 +108,11 @@ class ManyResult:
     rounds: int
     confidence: float = 1.0
     flat: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _ROW_REMEDIES)
 
     def __len__(self) -> int:
         return len(self.flat)

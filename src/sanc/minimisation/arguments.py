@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, call_problem, nearest, shown
 
 _REPLACEMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("maxiter", "max_steps", "niter", "n_iter", "num_iters"), ("max_iter",)),
@@ -34,15 +33,17 @@ def reject_arguments(function: str, given: Mapping[str, Any], known: Collection[
         raise ArgumentError(f"{name} = {shown(value)} is not an argument of {function}: {remedy}")
 
 
-def call_problem(function: Any, count: int) -> str:
-    """Return why a function cannot be called with so many positional arguments; empty if it can, or is not known."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except ValueError:  # some functions written in C have no signature
-        return ""
-    except TypeError as mismatch:
-        return str(mismatch)
-    return ""
+def require_call(
+    name: str, function: Any, vectors: str, args: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
+) -> None:
+    """Raise an error unless a function of the caller can be called with these vectors, and then with `args`."""
+    problem = call_problem(function, len(vectors.split(", ")) + len(args), keywords)
+    if problem:
+        call = f"{name}({vectors}, *args) with {len(args)} in args" if args else f"{name}({vectors})"
+        raise ArgumentTypeError(
+            f"{name} cannot be called as {call} ({problem}): pass a function of {vectors}, and what else it needs as "
+            "args=(…,)."
+        )
 
 
 def check_callback(callback: Any, count: int, remedy: str) -> None:

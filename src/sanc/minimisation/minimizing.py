@@ -38,11 +38,11 @@ from sanc.errors import (
 )
 from sanc.functions.differences import SCHEMES
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minimisation.arguments import call_problem, check_callback
+from sanc.minimisation.arguments import check_callback, require_call
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torch_modes
 from sanc.minimisation.preconditioners import precondition
-from sanc.minimisation.result import PointT, Result
+from sanc.minimisation.result import PointT, Result, cause_of_start
 from sanc.options import MinimizeArguments, MinimizeOptions
 from sanc.presets import compose, with_matrices, with_options
 from sanc.ranks.compare import compare_call
@@ -372,12 +372,7 @@ def _check_call(fun: Any, args: Any) -> None:
         raise ArgumentTypeError(f"fun = {fun.__name__} is a class: pass an object of it, such as {fun.__name__}(X, y).")
     if isinstance(fun, FiniteSum | Oracle) or not callable(fun):
         return
-    given = args if isinstance(args, tuple) else (args,)
-    if problem := call_problem(fun, 1 + len(given)):
-        call = "fun(x)" if not given else f"fun(x, *args) with {len(given)} in args"
-        raise ArgumentTypeError(
-            f"fun cannot be called as {call} ({problem}): pass what it needs beside x as args=(…,)."
-        )
+    require_call("fun", fun, "x", args if isinstance(args, tuple) else (args,))
 
 
 def _default_tol(oracle: Oracle, jac: Any) -> float:
@@ -536,6 +531,7 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = exact_oracle.gradient(run.point)
+    cause = cause_of_start(status, f=value, gradient=g)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
         run.certificate, _ = run.compute_certificate(
             run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
@@ -546,7 +542,7 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[
         jac=unflatten(g),
         success=status.success,
         status=status,
-        message=f"{bounded_sentence(run, status)} {run.message}".rstrip(),
+        message=f"{bounded_sentence(run, status)}{cause} {run.message}".rstrip(),
         nit=run.iterations,
         history=run.history,
         certificate=run.unscaled_certificate,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.optimize import HessianUpdateStrategy
 from torch import Tensor
 
 from sanc.autograd.guards import is_imported
@@ -19,11 +20,12 @@ from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
 from sanc.core.oracle import CachedOracle, Oracle
 from sanc.core.space import NumpySpace, Vector
-from sanc.errors import ArgumentError, ArgumentTypeError, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, first_line, in_place_error, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
 from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
-from sanc.functions.with_jax import holds_jax_arrays, is_from_jax, jax_array, jax_derivatives
+from sanc.functions.with_jax import JAX_REMEDY, holds_jax_arrays, is_from_jax, jax_array, jax_derivatives
+from sanc.minimisation.arguments import require_call
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
 from sanc.sums.linear import FiniteSum
 from sanc.sums.oracle import SumOracle, require_sum
@@ -55,7 +57,9 @@ def build_oracle(
     """
     if not isinstance(args, tuple):
         args = (args,)
-    if callable(fun) and (jac, hess, hessp) == (None, None, None):
+    if callable(fun) and not isinstance(fun, FiniteSum | Oracle):
+        _check_derivatives(jac, hess, hessp, args)
+    if callable(fun) and (jac is None or jac is False) and hess is None and hessp is None:
         if is_of_jax(fun, x0, args):
             x0 = _mapped(jax_array, x0)
         if holds_jax_arrays(x0):
@@ -84,13 +88,11 @@ def build_oracle(
         return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), unflatten
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
-    if isinstance(hess, str):
-        _require_scheme("hess", hess)
-        hess = None  # products are differences of gradients
-    _check_derivatives(jac, hess, hessp)
+    hess = None if isinstance(hess, str) else hess  # products are differences of gradients
     if jac is None or jac is False:
         leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
-        torch_oracle = _torch_oracle(_with_numpy_error(fun), leaf, args, hvp)
+        array = None if isinstance(start, Tensor) else start
+        torch_oracle = _torch_oracle(_with_remedies(fun, array), leaf, args, hvp)
         return torch_oracle, torch_oracle.start(), unflatten
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
@@ -170,8 +172,16 @@ def _check_fit(
         raise ArgumentError(f"{name} has {size} entries and the problem {dim} variables: pass one entry per variable.")
 
 
-def _check_derivatives(jac: Any, hess: Any, hessp: Any) -> None:
+def _check_derivatives(jac: Any, hess: Any, hessp: Any, args: tuple[Any, ...]) -> None:
     """Raise an error for derivatives of a function that cannot be called or combined."""
+    if isinstance(hess, str):
+        _require_scheme("hess", hess)
+        hess = None
+    if isinstance(hess, HessianUpdateStrategy):
+        raise ArgumentTypeError(
+            f"hess = {type(hess).__name__}() is an update of SciPy's methods: leave it out, since products are then "
+            "differences of gradients, or pass the Hessian as a function."
+        )
     for label, derivative in (("hess", hess), ("hessp", hessp)):
         if derivative is not None and not callable(derivative):
             raise ArgumentTypeError(f"{label} = {shown(derivative)} cannot be called: pass a function.")
@@ -180,12 +190,16 @@ def _check_derivatives(jac: Any, hess: Any, hessp: Any) -> None:
         if has_second:
             raise ArgumentError("jac is missing although hess or hessp is given: pass the gradient as jac too.")
     elif isinstance(jac, str):
+        _require_scheme("jac", jac)
         if has_second:
             raise ArgumentError(
                 f"jac = {jac!r} cannot be combined with hess or hessp: pass the gradient as a function too."
             )
     elif jac is not True and not callable(jac):
         raise ArgumentTypeError(f"jac = {shown(jac)} cannot be called: pass a function, or True if fun returns (f, g).")
+    for label, derivative, vectors in (("jac", jac, "x"), ("hess", hess, "x"), ("hessp", hessp, "x, v")):
+        if callable(derivative):
+            require_call(label, derivative, vectors, args)
 
 
 @contextmanager
@@ -241,8 +255,11 @@ def _torch_oracle(fun: Callable[..., Tensor], x0: Tensor, args: tuple[Any, ...],
     return oracle
 
 
-def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Wrap `fun` so that a NumPy function without `jac` raises an error with a remedy."""
+def _with_remedies(fun: Callable[..., Any], array: Any) -> Callable[..., Tensor]:
+    """Wrap `fun` so that errors of functions that torch cannot differentiate have a remedy.
+
+    `array` is the starting point, or None if that is a tensor.
+    """
 
     def wrapped(x: Tensor, *args: Any) -> Tensor:
         remedy = 'write it with torch operations, or pass its gradient as jac, or jac="3-point" for differences'
@@ -250,10 +267,9 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
             value = fun(x, *args)
         except (RuntimeError, TypeError) as problem:
             if is_from_jax(problem):
-                raise ArgumentTypeError(
-                    "fun is a function of JAX, and x0 is a tensor or fun fails for arrays of NumPy: pass "
-                    "jax.numpy.asarray(x0), so that JAX differentiates fun, or its gradient as jac."
-                ) from problem
+                raise _jax_error(fun, array, args) from problem
+            if "in-place" in str(problem):
+                raise in_place_error(problem) from problem
             frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
             if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
                 raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
@@ -272,6 +288,23 @@ def _with_numpy_error(fun: Callable[..., Any]) -> Callable[..., Tensor]:
         return value
 
     return wrapped
+
+
+def _jax_error(fun: Callable[..., Any], array: Any, args: tuple[Any, ...]) -> ArgumentTypeError:
+    """Return the error for a function of JAX that JAX cannot differentiate; `array` is None if x0 is a tensor."""
+    if array is None:
+        return ArgumentTypeError(
+            "fun is a function of JAX, and x0 is a tensor: pass jax.numpy.asarray(x0), so that JAX differentiates fun, "
+            "or its gradient as jac."
+        )
+    try:
+        returned = fun(array.copy(), *args)
+    except Exception as problem:
+        return ArgumentTypeError(
+            f"fun is a function of JAX, and fails for an array of NumPy ({first_line(problem)}): compute with "
+            "jax.numpy, or pass the gradient as jac."
+        )
+    return ArgumentTypeError(f"fun returned {shown(returned)}, of type {type(returned).__name__}: {JAX_REMEDY}.")
 
 
 def checked_point(x0: Any, name: str) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sanc.core.record import Calls, Record
 from sanc.core.runs.status import Status
 from sanc.core.spectrum.curvature import Certificate
+from sanc.errors import missing_attribute
 
 PointT = TypeVar("PointT", bound=Tensor | NDArray[Any])
 """A point that is one tensor or one array."""
@@ -33,6 +34,26 @@ _PRINTED_FIRST = ("message", "success", "status", "fun", "x", "jac")
 """Entries that are printed first, in SciPy's order."""
 _NESTED_LINES = 8
 """Lines of a nested point, beyond which only the number of entries is printed: a result then has at most 45 lines."""
+
+
+_OTHER_ATTRIBUTES = {
+    **dict.fromkeys(("grad", "gradient"), "use jac"),
+    **dict.fromkeys(("loss", "value", "f", "cost"), "use fun, the value at x"),
+    **dict.fromkeys(("params", "solution", "xopt"), "use x"),
+    **dict.fromkeys(("n_iter", "niter", "iterations"), "use nit"),
+    **dict.fromkeys(("converged", "is_converged"), "use success"),
+    **dict.fromkeys(
+        ("hess", "hess_inv"),
+        "no such matrix is kept; certificate has bounds of the smallest eigenvalue, and torch.func.hessian(fun)(x) "
+        "returns the Hessian of a function of torch",
+    ),
+    "allvecs": "collect the points in a callback",
+    "record": "use history[-1], the record of the last iteration",
+    "optimality": "use the norm of jac, and with bounds the norm of jac - multipliers",
+    **dict.fromkeys(("maxcv", "constr_violation"), "the only constraints are bounds, and no point violates them"),
+    "execution_time": "use history[-1].seconds",
+}
+"""Attributes of the results of other minimisers, and what to use instead."""
 
 
 class Result(Entries, Generic[P]):
@@ -96,6 +117,14 @@ class Result(Entries, Generic[P]):
     record: Record
     state: dict[str, Any]
 
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return self[name]
+            except KeyError:
+                raise missing_attribute(self, name, _OTHER_ATTRIBUTES) from None
+
     def __repr__(self) -> str:
         names = [
             *(name for name in _PRINTED_FIRST if name in self),
@@ -139,6 +168,22 @@ class LeastSquaresResult(Result[P]):
     optimality: float
     active_mask: NDArray[np.int_]
     second_order: bool
+
+
+def cause_of_start(status: Status, **parts: Any) -> str:
+    """Return which part is not finite at the starting point, and the remedy; empty for another status.
+
+    `parts` are arrays and numbers by their names in the message, in the order in which they are computed.
+    """
+    if status is not Status.NOT_FINITE:
+        return ""
+    for name, part in parts.items():
+        array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            index = tuple(map(int, np.argwhere(~np.isfinite(array))[0]))
+            place = f"Entry {index[0] if len(index) == 1 else index} of the {name}" if index else name
+            return f" {place} is {array[index]}: pass an x0 where it is finite, or correct the function."
+    return f" Finite there: {', '.join(parts)}. Correct the second derivatives, or leave them out."
 
 
 def _lines(value: Any, width: int) -> list[str]:

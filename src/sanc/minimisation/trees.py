@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
@@ -39,6 +40,8 @@ class Tree:
     """
 
     def __init__(self, x: Any, name: str) -> None:
+        if isinstance(x, OptimizeResult):
+            raise ArgumentTypeError(f"{name} = {type(x).__name__} is the result of a run: pass its x.")
         leaves = dict(tree_leaves(x, name))
         if not leaves:
             raise ArgumentError(f"{name} is empty: pass at least one variable.")

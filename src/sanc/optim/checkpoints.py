@@ -6,7 +6,7 @@ entry 'run_state'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -79,10 +79,16 @@ def run_state_of(driver: Driver, *, vectors: int) -> dict[str, Any]:
     }
 
 
-def checked_run_state(driver: Driver, run_state: Any) -> dict[str, Any]:
-    """Return the entry 'run_state' if this optimiser can restore it; otherwise raise an error."""
+def checked_run_state(driver: Driver, run_state: Any, entries: Iterable[Any]) -> dict[str, Any]:
+    """Return the entry 'run_state' if this optimiser can restore it; otherwise raise an error.
+
+    `entries` are the names of those that the state has.
+    """
     if not isinstance(run_state, dict):
-        raise ArgumentError("state_dict has no entry 'run_state': pass what state_dict() of this optimiser returned.")
+        raise ArgumentError(
+            f"state_dict has no entry 'run_state', but {shown(sorted(map(str, entries)))}: pass what state_dict() "
+            "of this optimiser returned."
+        )
     if not run_state.keys() >= _RUN_STATE_ENTRIES:
         raise ArgumentError(
             f"state_dict['run_state'] has {sorted(run_state)}: pass what state_dict() returned, as a whole."

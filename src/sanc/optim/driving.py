@@ -86,6 +86,7 @@ class Driver:
         self.last_leaves: Leaves | None = None
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
         self.peak_lr, self.lr_steps = 0.0, 0  # the largest `lr`, and steps while it was small; ∞: it is not watched
+        self.last_rise = 0  # the last of these steps in which `lr` rose
         self.at_average = True
         self._evaluates_first = False  # whether eval() was called last before the first step
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
@@ -192,8 +193,9 @@ class Driver:
         if not self._clears_grads:
             raise ArgumentError(
                 "parameters hold gradients from before the step, which a step with a closure does not use. If they are "
-                "left over, call zero_grad() first; if they were accumulated, step without a closure; to clip them, "
-                "call zero_grad(), backward() and clip_grad_norm_() inside the closure."
+                "left over, call zero_grad() first. If they were accumulated, step without a closure; in Lightning "
+                "leave accumulate_grad_batches at 1, or use manual optimisation with manual_backward(loss) and step(). "
+                "To clip them, call zero_grad(), backward() and clip_grad_norm_() inside the closure."
             )
 
     def _closure_clears(self, parameters: Sequence[Tensor], closure: Callable[[], Tensor], leaves: Leaves) -> bool:

@@ -47,6 +47,12 @@ _OF_MINIMIZE = {
 """Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
+_USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
+"""A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
+so many steps. A warm-up rises in every step, starts at a third, or rises once an epoch by a scheduler, which stores the
+final value in the groups as ``initial_lr``."""
+_START_OF_SEARCH = 1e-6
+"""Searches for a learning rate start at this or less, schedules at 0 or at more."""
 _LONGEST_WARM_UP = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
@@ -165,7 +171,8 @@ class CubicOptimizer(Optimizer):
         method = self._without_products(method, leaves, options)
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
         defaults = CubicOptimizer.__init__.__kwdefaults__ or {}
-        self._changed_arguments = {name: given for name, given in driver_options.items() if given != defaults[name]}
+        shown_options = driver_options | {"compare_every": compare_every}
+        self._changed_arguments = {name: given for name, given in shown_options.items() if given != defaults[name]}
         driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
@@ -200,6 +207,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def hvp(self) -> str:
+        """How Hessian products are computed: the argument, or "finite-difference" after "auto" fell back to it."""
         return self._driver.oracle.hvp
 
     @property
@@ -323,13 +331,25 @@ class CubicOptimizer(Optimizer):
         )
 
     def _warn_of_small_lr(self) -> None:
-        """Warn once if a schedule has kept every `lr` small: it falls again, or does not end its warm-up."""
+        """Warn once if every `lr` is small: in a search, or if it falls again, does not rise, or has a long warm-up."""
         driver = self._driver
         if driver.peak_lr >= _LR_WARNING_LIMIT:
             return
         lr = max(group["lr"] for group in self.param_groups)
-        falls, driver.peak_lr, driver.lr_steps = lr < driver.peak_lr, max(driver.peak_lr, lr), driver.lr_steps + 1
-        if driver.peak_lr >= _LR_WARNING_LIMIT or not (falls or driver.lr_steps >= _LONGEST_WARM_UP):
+        driver.lr_steps += 1
+        falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
+        driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
+        highest = max(driver.peak_lr, *(group.get("initial_lr", 0.0) for group in self.param_groups))
+        if driver.lr_steps == 1 and 0.0 < highest <= _START_OF_SEARCH:
+            warn(
+                f"lr = {highest:.3g} in the first step, as in a search for a learning rate such as lr_find: leave the "
+                "search out and lr at 1, since lr is a factor on the step size that the method determines."
+            )
+            driver.peak_lr = math.inf
+            return
+        stays = highest <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
+        ends = falls or stays or driver.lr_steps >= _LONGEST_WARM_UP
+        if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
             return
         warn(
             f"lr was at most {driver.peak_lr:.3g} in {driver.lr_steps} steps: it is a factor on the step size that the "
@@ -387,7 +407,7 @@ class CubicOptimizer(Optimizer):
         saved_groups = require_mapping("state_dict", state_dict).get("param_groups", ())
         has_group = isinstance(saved_groups, list) and saved_groups and isinstance(saved_groups[0], dict)
         run_state_of_group = saved_groups[0].get("run_state") if has_group else None
-        run_state = checked_run_state(self._driver, state_dict.get("run_state", run_state_of_group))
+        run_state = checked_run_state(self._driver, state_dict.get("run_state", run_state_of_group), state_dict)
         groups = checked_groups(saved_groups, self.param_groups, self.defaults)
         state = checked_state(state_dict.get("state"), groups, run_state)
         saved_attributes = {name: self.__dict__[name] for name in ("state", "param_groups")}

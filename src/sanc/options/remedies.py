@@ -25,21 +25,26 @@ _ADAMS = (
 )
 _LBFGS = "leave it out, since a ratio test replaces the line search of L-BFGS (help(sanc.RatioTest))"
 FOREIGN_OPTIONS = {
-    **dict.fromkeys(("max_iter", "max_steps", "niter", "n_iter", "num_iters", "epochs", "max_eval"), _STEPS),
+    **dict.fromkeys(("max_iter", "max_steps", "niter", "n_iter", "num_iters", "epochs", "steps", "max_eval"), _STEPS),
     **dict.fromkeys(
         ("betas", "beta1", "beta2", "eps", "amsgrad", "nesterov", "dampening", "alpha", "centered"), _ADAMS
     ),
     **dict.fromkeys(("line_search_fn", "history_size", "tolerance_grad", "tolerance_change"), _LBFGS),
     **dict.fromkeys(
-        ("foreach", "fused", "differentiable"),
+        ("foreach", "fused"),
         "leave it out, since all vectors are flat already; on a GPU capture=True replays recorded steps",
     ),
+    "differentiable": "leave it out, since a step is not differentiated; sanc.argmin differentiates a minimum",
     "capturable": "pass capture=True",
     "maximize": "leave it out, and return the negative of the objective from the closure",
     "batch_size": "the closure has the batch, so set its size in the DataLoader, or in sanc.ThreeSamples",
     "learning_rate": "leave it out, since the method determines the step size, and lr = 1.0 is a factor on it",
     "lr_scheduler": "leave it out, since no schedule is needed, and those of torch can be attached to the optimiser",
     "warmup_steps": "pass warm_up",
+    **dict.fromkeys(
+        ("total_steps", "num_training_steps", "t_max"),
+        "leave it out, since no schedule is needed, or pass horizon, the number of steps over which step sizes decay",
+    ),
     "decay": "pass weight_decay",
     "device": "leave it out, since the optimiser works on the device of the parameters",
     **dict.fromkeys(("verbose", "disp"), "leave it out, and print opt.record after a step"),
@@ -49,7 +54,9 @@ FOREIGN_OPTIONS = {
 }
 """Options of other optimisers and minimisers, and what to do instead."""
 FOREIGN_TO_MINIMIZE = {
-    **dict.fromkeys(("max_steps", "niter", "n_iter", "num_iters", "epochs"), "pass max_iter"),
+    **dict.fromkeys(("max_steps", "niter", "n_iter", "num_iters", "epochs", "steps"), "pass max_iter"),
+    "dtype": "leave it out, since the run has the type of x0",
+    **dict.fromkeys(("n_starts", "starts"), "call sanc.minimize_many, which has starts"),
     **dict.fromkeys(("ftol", "xtol"), "pass tol, the tolerance on the gradient norm"),
     "max_eval": "pass max_nfev",
     "verbose": "pass disp=True",

@@ -54,6 +54,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     folder = _folder(folder)
     _check_model(model)
     step = _steps(optimizer)
+    _check_pair(model, optimizer)
     optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iteration)
     target = folder / f"step-{step:08d}"
     part = target.with_suffix(_PART)
@@ -107,6 +108,7 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     path = _folder(folder)
     _check_model(model)
     _steps(optimizer)
+    _check_pair(model, optimizer)
     if _is_first_rank():
         _tidy(path)
     _barrier()
@@ -176,6 +178,17 @@ def _steps(optimizer: Any) -> int:
             f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
         )
     return int(iteration.state.iteration)
+
+
+def _check_pair(model: nn.Module, optimizer: Any) -> None:
+    """Raise an error if the optimiser has a parameter that the model does not have."""
+    held = set(map(id, model.parameters()))
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
+    if others:
+        raise ArgumentError(
+            f"optimizer has {len(others)} parameters that model does not have, such as one of shape "
+            f"{tuple(others[0].shape)}: pass the model whose parameters it optimises."
+        )
 
 
 def _check_model(model: object) -> None:

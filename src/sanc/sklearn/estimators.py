@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from numbers import Integral
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import scipy.special
@@ -19,7 +19,7 @@ try:
     from sklearn.model_selection import check_cv
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 except ImportError as missing:
     raise ImportError(
         f"sanc.sklearn needs scikit-learn ≥ 1.7 ({missing}): install the extra, pip install 'sanc[sklearn]'."
@@ -38,7 +38,7 @@ from sanc.errors import (
     shown,
     warn,
 )
-from sanc.minimisation import minimize
+from sanc.minimisation import Status, minimize
 from sanc.presets import PRESETS, with_matrices
 from sanc.problems import Logistic, Softmax
 from sanc.problems import NonconvexSVM as SVMSum
@@ -67,27 +67,30 @@ _OTHER_ARGUMENTS = {
 }
 """Arguments of scikit-learn's linear classifiers that an estimator may lack, and what to do instead."""
 
-__all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM"]
+__all__ = ["LogisticRegression", "LogisticRegressionCV", "NonconvexSVM", "logistic_regression_path"]
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def _names_unknown_arguments(construct: Callable[P, None]) -> Callable[P, None]:
-    """Return a constructor that raises an error with a remedy for arguments that it does not have.
+def _names_unknown_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a constructor or function that raises an error with a remedy for arguments that it does not have.
 
     The signature stays as it is, since scikit-learn reads the parameters of an estimator from it.
     """
-    _, *known = inspect.signature(construct).parameters
-    estimator, _, _ = construct.__qualname__.partition(".")
+    known = inspect.signature(function).parameters.keys() - {"self"}
+    owner, _, _ = function.__qualname__.partition(".")
 
-    @wraps(construct)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name, value in kwargs.items():
             if name not in known:
                 remedy = f"{_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else nearest(name, known)
-                raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {estimator}: {remedy}")
-        construct(*args, **kwargs)
+                if name == "C" and "Cs" in known:
+                    remedy = "pass Cs, the values of C, or use LogisticRegression."
+                raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {owner}: {remedy}")
+        return function(*args, **kwargs)
 
     return checked
 
@@ -143,8 +146,7 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _check_targets(y)
         last_classes = getattr(self, "classes_", None)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
+        _require_two(self.classes_)
         weights = _weights(sample_weight, self.class_weight, self.classes_, codes)
         total = float(len(codes) if weights is None else weights.sum())
         problem = self._sum(X, codes, weights, total)
@@ -158,12 +160,20 @@ class _LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _minimise(self, problem: LinearSum, start: Any) -> Any:
-        """Minimise the sum, and warn if that does not converge."""
+        """Minimise the sum, and warn if that does not converge.
+
+        `minimize` tests the gradient norm, so that a convex sum usually ends before, by scikit-learn's test.
+        """
+
+        def is_stationary(x: Any) -> bool:
+            """Return whether the largest entry of the gradient, which the sum has stored, is at most `tol`."""
+            return bool(problem.convex and np.abs(problem.value_and_gradient(x.reshape(-1))[1]).max() <= self.tol)
+
         result = minimize(
             problem, start, tol=self.tol, max_iter=self.max_iter, certify=False, disp=bool(self.verbose),
-            method=_METHOD,
+            method=_METHOD, callback=is_stationary,
         )  # fmt: skip
-        if not result.success:
+        if not (result.success or result.status is Status.CALLBACK):
             warn(
                 f"The fit did not converge to tol = {self.tol:g} ({result.message} ‖g‖ = "
                 f"{np.linalg.norm(result.jac):.1e}): scale the features, raise max_iter = {self.max_iter} or raise "
@@ -237,7 +247,8 @@ class LogisticRegression(_LinearClassifier):
     class_weight : mapping, "balanced" or None
         Weights of the classes, which multiply those of the rows.
     tol : float
-        The fit ends when the gradient norm of the mean loss is at most `tol`.
+        The fit of a convex sum ends when no entry of the gradient of the mean loss exceeds `tol`, as in scikit-learn;
+        that of the "nonconvex" penalty ends when the gradient norm does not.
     max_iter : int
         Largest number of iterations, each a Newton step.
     warm_start : bool
@@ -467,13 +478,13 @@ class LogisticRegressionCV(LogisticRegression):
         scorer = check_scoring(self._along_path(), scoring=self.scoring)
         scores, paths, iterations = [], [], []
         for kept, left_out in check_cv(self.cv, y, classifier=True).split(X, y):
+            if len(np.unique(y[kept])) < len(np.unique(y)):
+                raise ArgumentError(_MISSING_CLASS)
             path = self._path(X[kept], y[kept], None if weights is None else weights[kept], values)
             models = list(path)
             scores.append([scorer(model, X[left_out], y[left_out]) for model in models])
             paths.append([np.column_stack([model.coef_, model.intercept_]) for model in models])
             iterations.append([int(model.n_iter_[0]) for model in models])
-        if len({coefficients[0].shape for coefficients in paths}) > 1:
-            raise ArgumentError(_MISSING_CLASS)
         self.Cs_, self.scores_, self.coefs_paths_ = values, np.array(scores), np.array(paths)
         self.n_iter_ = np.array(iterations, np.int32)
         best = int(np.argmax(self.scores_.mean(axis=0)))
@@ -486,8 +497,7 @@ class LogisticRegressionCV(LogisticRegression):
         """Choose one C, or one for each group, by the gradients of the held-out loss, and fit all rows."""
         labels, groups = self._check_search(X.shape[1], values)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ArgumentError(f"y holds only one class, {self.classes_[0]!r}: pass labels of at least two classes.")
+        _require_two(self.classes_)
         folds = self._folds(X, y, codes, sample_weight)
 
         wide = X.astype(np.float64, copy=False)
@@ -610,6 +620,68 @@ class LogisticRegressionCV(LogisticRegression):
             yield last
 
 
+@_names_unknown_arguments
+def logistic_regression_path(
+    X: Any,
+    y: Any,
+    Cs: Any = 10,
+    *,
+    penalty: str | None = "l2",
+    fit_intercept: bool = True,
+    class_weight: Mapping[Any, float] | str | None = None,
+    sample_weight: Any = None,
+    tol: float = 1e-4,
+    max_iter: int = 100,
+    verbose: int = 0,
+) -> tuple[Any, Any, Any]:
+    """Fit a logistic regression to all rows for many values of C, each from the coefficients of the one before.
+
+    The fits are made in ascending order of C. They are those of `LogisticRegressionCV`, without folds.
+
+    Parameters
+    ----------
+    X : array or sparse matrix, shape (n, d)
+        Features; float32 stays float32.
+    y : array, shape (n,)
+        Labels of any kind.
+    Cs : int or array
+        Values of C, or their number: they are then spaced evenly on a logarithmic scale from 1e-4 to 1e4.
+    penalty, fit_intercept, class_weight, tol, max_iter, verbose
+        As in `LogisticRegression`.
+    sample_weight : array, shape (n,), optional
+        Weights of the rows, ≥ 0.
+
+    Returns
+    -------
+    coefs : array, shape (values, d + 1) or (values, classes, d + 1)
+        Coefficients for each value of C, with the intercept in the last column unless `fit_intercept` is False. For two
+        classes there is one row of coefficients for each value.
+    Cs : array, shape (values,)
+        The values of C, in the order given.
+    n_iter : array, shape (values,)
+        Iterations of each fit.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sanc.sklearn import logistic_regression_path
+    >>> coefs, Cs, n_iter = logistic_regression_path(*load_iris(return_X_y=True), Cs=[0.1, 1.0, 10.0])
+    >>> coefs.shape, Cs.tolist()
+    ((3, 3, 5), [0.1, 1.0, 10.0])
+    """
+    shared: dict[str, Any] = {"penalty": penalty, "fit_intercept": fit_intercept, "class_weight": class_weight}
+    estimator = LogisticRegressionCV(Cs, tol=tol, max_iter=max_iter, verbose=verbose, **shared)
+    values = estimator._values()
+    X, y = check_X_y(X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True)
+    fits = list(estimator._path(X, y, sample_weight, values))
+    rows = [np.column_stack([fit.coef_, fit.intercept_]) if fit_intercept else fit.coef_ for fit in fits]
+    coefs = np.array([row[0] if len(row) == 1 else row for row in rows])
+    n_iter = np.concatenate([fit.n_iter_ for fit in fits])
+    # The places of the values given among the sorted ones.
+    places = np.argsort(np.argsort(np.reshape(Cs, -1), kind="stable")) if np.ndim(Cs) else slice(None)
+    return coefs[places], values[places], n_iter[places]
+
+
 class NonconvexSVM(_LinearClassifier):
     """The nonconvex support vector machine for two classes.
 
@@ -695,6 +767,12 @@ class NonconvexSVM(_LinearClassifier):
         return tags
 
 
+def _require_two(classes: Any) -> None:
+    """Raise an error for labels of one class."""
+    if len(classes) < 2:
+        raise ArgumentError(f"y holds only one class, {shown(classes[0])}: pass labels of at least two classes.")
+
+
 def _check_targets(y: Any) -> None:
     """Raise scikit-learn's error for labels that are no classes; integers, truth values and text always are."""
     if y.dtype.kind not in "biuU":
@@ -721,4 +799,6 @@ def _weights(sample_weight: Any, class_weight: Any, classes: Any, codes: Any) ->
         class_factors = rows.sum() / (len(classes) * np.maximum(totals, np.finfo(float).tiny))
     else:
         class_factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+        fits = np.isfinite(class_factors).all() and class_factors.min() >= 0 and class_factors.max() > 0
+        require(fits, "class_weight", class_weight, "pass finite numbers ≥ 0 that are not all zero")
     return class_factors[codes] * rows

@@ -5,12 +5,12 @@ Each class defines the loss and its first two derivatives with respect to z.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from sanc.errors import ArgumentError, require_integer, require_not_negative, shown
-from sanc.sums.linear import Array, LinearSum, PenaltyKind
+from sanc.sums.linear import Array, LinearSum, PenaltyKind, reject_others
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
@@ -88,7 +88,17 @@ class NonconvexSVM(LinearSum):
         Add an intercept to the margins: one more variable at the end of w, without penalty.
     """
 
-    def __init__(self, X: Any, y: Any, strength: float = 1e-3, *, weights: Any = None, intercept: bool = False) -> None:
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        strength: float = 1e-3,
+        *,
+        weights: Any = None,
+        intercept: bool = False,
+        **others: Never,
+    ) -> None:
+        reject_others(type(self), others)
         require_not_negative("strength", strength)
         super().__init__(X, y, "l2", 2 * strength, weights=weights, intercept=intercept)
 
@@ -144,7 +154,9 @@ class Softmax(LinearSum):
         *,
         weights: Any = None,
         intercept: bool = False,
+        **others: Never,
     ) -> None:
+        reject_others(type(self), others)
         require_integer("classes", classes, 2)
         self.columns = classes or 0  # 0 until `labels` counts the classes
         super().__init__(X, y, penalty, strength, weights=weights, intercept=intercept)
@@ -164,8 +176,7 @@ class Softmax(LinearSum):
         if wrong.any():
             raise ArgumentError(f"y holds {y[wrong][0]}: pass labels 0, 1, 2 …")
         least = int(y.max()) + 1
-        missing = np.setdiff1d(np.arange(least), y)
-        if not self.columns and missing.size:
+        if not self.columns and (missing := np.setdiff1d(np.arange(least), y)).size:
             raise ArgumentError(
                 f"y holds labels up to {least - 1} but no {missing[0]}: pass labels 0, 1, 2 … without gaps, as "
                 f"numpy.unique(y, return_inverse=True)[1], or classes = {least} if that class exists."
@@ -195,14 +206,14 @@ class Softmax(LinearSum):
 
     def second_product(self, second: Array, change: Array) -> Any:
         """Return (diag(p) − p pᵀ) times a change of the margins."""
-        product = second * change
-        product -= second * product.sum(axis=1, keepdims=True)
+        product = change - np.einsum("ik,ik->i", second, change)[:, None]
+        product *= second
         return product
 
 
 def _require_labels(y: Array, a: int, b: int, remedy: str) -> Array:
     """Return y if every label is a or b, or raise an `ArgumentError` that names the first other one."""
-    good = np.isin(y, (a, b))
+    good = (y == a) | (y == b)
     if not good.all():
         row, classes = int(np.argmin(good)), np.unique(y)
         if 3 <= classes.size <= _MOST_CLASSES:
