@@ -26,7 +26,7 @@ from sanc.core.method import _REQUIRED
 from sanc.core.pieces import Model, Subspace
 from sanc.core.record import Note
 from sanc.core.sigma import SigmaRule
-from sanc.extend import Spectrum, solve_cubic
+from sanc.extend import BaseSubspace, Spectrum, solve_cubic
 from sanc.minimisation.objective import build_oracle
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -196,6 +196,91 @@ def test_a_model_that_uses_the_dense_hessian_takes_the_steps_of_a_full_krylov_sp
     assert found.nhev == n * found.nit
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_of_the_page_makes_the_same_steps_with_tensors(pieces, dtype):
+    f = lambda x: 0.25 * (x @ x) ** 2 - 0.5 * x[0] ** 2
+    gradient = lambda x: (x @ x) * x - np.array([x[0], 0.0])
+    tensors = sanc.minimize(f, torch.tensor([0.3, 0.4], dtype=dtype), model=pieces.FullHessianModel())
+    arrays = sanc.minimize(f, np.array([0.3, 0.4]), jac=gradient, model=pieces.FullHessianModel())
+    assert tensors.success and tensors.x.numpy() == pytest.approx(
+        arrays.x, abs=1e-4 if dtype == torch.float32 else 1e-7
+    )
+    weights = torch.nn.Parameter(torch.tensor([0.3, 0.4], dtype=dtype))
+    opt = sanc.SANC([weights], model=pieces.FullHessianModel(), minibatch=None)
+    for _ in range(20):
+        opt.step(lambda: f(weights))
+    assert weights.detach().abs().numpy() == pytest.approx(np.abs(arrays.x), abs=1e-3)
+
+
+def test_a_base_class_has_the_members_that_most_subspaces_need_not_have(pieces):
+    @dataclass(frozen=True)
+    class Line(BaseSubspace):
+        sigma: float
+
+    line = Line(2.0)
+    assert (line.failure, line.sigma_unconfirmed, line.basis, line.longer_step(None, 1.0, 1)) == ("", False, None, None)
+    assert line.failed("a product is not finite") == Line(2.0, failure="a product is not finite")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"acceptance": sanc.CheckedEscape()},
+            r"acceptance\(here, subspace, step, trial, trials\).*sanc.RatioTest\(\)",
+        ),
+        ({"acceptance": lambda here, step: None}, "too many positional arguments.*RatioTest"),
+    ],
+)
+def test_a_rule_that_cannot_be_called_is_named_before_the_run(options, match):
+    with pytest.raises(sanc.ArgumentTypeError, match=match):
+        sanc.minimize(lambda x: x @ x, torch.ones(2), **options)
+
+
+def test_an_escape_rule_without_its_keyword_is_named_before_the_run():
+    class Early:
+        needs_products = False
+
+        def __call__(self, here, subspace, sigma):
+            return sanc.Decision(sigma)
+
+    with pytest.raises(sanc.ArgumentTypeError, match=r"model_proposes=….*'model_proposes'"):
+        sanc.minimize(lambda x: x @ x, torch.ones(2), escape=Early())
+
+
+@pytest.mark.parametrize("returned", [None, 1])
+def test_a_metric_without_the_state_of_every_parameter_is_named_at_the_first_step(returned):
+    class Sign(sanc.Preconditioner):
+        def update(self, g, weight):
+            return g.sign()
+
+        def apply(self, g):
+            return g.sign()
+
+        if returned is not None:
+
+            def state(self):
+                return [{"v": torch.zeros(1)}] * returned
+
+    @dataclass(frozen=True)
+    class SignMetric:
+        memory: float = 0.9
+        refresh: int = 10
+
+        def couples(self, shape):
+            return False
+
+        def create(self, shapes, like, reduce=None):
+            return Sign()
+
+    weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    opt = sanc.SANC(weights, metric=SignMetric(), curvature=False)
+    match = "Sign has no state" if returned is None else r"state of 1 parameter.*has 2"
+    with pytest.raises(sanc.ArgumentTypeError, match=match):
+        opt.step(lambda: sum(w.square().sum() for w in weights))
+    assert all(bool((w == 1.0).all()) for w in weights)
+
+
 def test_sigma_of_a_model_starts_in_the_units_of_f(pieces):
     """The iterates for f and 2^40 f are the same bit for bit, and the first σ is 1e-4 ‖g‖/ℓ²."""
     x0, f = np.array([-1.2, 1.0, 0.3]), 2.0**40
@@ -323,9 +408,10 @@ class SecantModel:
     proposes, needs_products, max_resolves = True, False, 10
 
     def build(self, here):
-        spectrum, basis = Spectrum(np.array([self.curvature]), np.eye(1)), here.g[:, None] / here.grad_norm
+        spectrum, basis = Spectrum(np.array([self.curvature]), np.eye(1)), here.space.tensor(here.g)[:, None]
         gradient = np.array([here.grad_norm])
-        return self.page.AllDirections(here.state.sigma, here.units, basis, spectrum, gradient)
+        space, basis = here.space, basis / here.grad_norm
+        return self.page.AllDirections(here.state.sigma, here.units, space, basis, spectrum, gradient)
 
     def propose(self, here, subspace, sigma):
         return solve_cubic(subspace.spectrum, subspace.gradient, sigma)

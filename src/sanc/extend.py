@@ -2,7 +2,7 @@
 
 from sanc.core.model import KrylovSubspace
 from sanc.core.oracle import Meter, Operator, Oracle
-from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings, Subspace
+from sanc.core.pieces import Acceptance, BaseSubspace, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.settings import (
     ABOVE_ONE,
@@ -18,10 +18,10 @@ from sanc.core.settings import (
     setting,
 )
 from sanc.core.sigma import SigmaRule
-from sanc.core.space import NumpySpace, Space
+from sanc.core.space import NumpySpace, Space, Vector
 from sanc.core.spectrum.cubic import CubicStep, Spectrum
 from sanc.core.spectrum.cubic import solve as solve_cubic
-from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.core.spectrum.krylov import NonFiniteProductError, StepBasis
 from sanc.core.units import Units
 from sanc.minibatch.metrics.base import RankReduction
 from sanc.minibatch.state import MinibatchState
@@ -36,6 +36,7 @@ __all__ = [
     "NOT_NEGATIVE",
     "POSITIVE",
     "Acceptance",
+    "BaseSubspace",
     "CubicStep",
     "Escape",
     "KrylovSubspace",
@@ -53,9 +54,11 @@ __all__ = [
     "SigmaSettings",
     "Space",
     "Spectrum",
+    "StepBasis",
     "Subspace",
     "TrialOutcome",
     "Units",
+    "Vector",
     "Verdict",
     "classify",
     "ratio",

@@ -188,7 +188,7 @@ def _changes(place: str, base: Any, piece: Any) -> Iterator[tuple[str, str, Any]
 
 def _with_checked_options(method: Method, options: Mapping[str, Any], other_names: Iterable[str]) -> Method:
     """Return the method with these options; raise an error for one that is no piece or setting of it."""
-    if method.minibatch is None:
+    if not method.on_samples:
         _reject_minibatch_options(method, options)
     for name in sorted(options.keys() - (_setting_names(method) - _NOT_OPTIONS)):
         raise _unknown_option_error(method, name, options[name], other_names)
@@ -208,6 +208,18 @@ def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> Non
             f"{problem} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
             "minibatch=sanc.Minibatch() too."
         )
+
+
+def reject_sample_settings(method: Method, options: Mapping[str, Any]) -> None:
+    """Raise an error for a setting of the averaged phase in a run that has no averaged phase."""
+    inside = set() if method.minibatch is None else {id(piece) for _, piece in _pieces_in("", method.minibatch)}
+    for name, value in options.items():
+        owners = _owners(method, name)
+        if owners and all(id(piece) in inside for _, piece in owners):
+            raise ArgumentError(
+                f"{name} = {shown(value)} has no effect on this objective, since it is a setting of the averaged phase "
+                "on samples: leave it out, or pass batch_size."
+            )
 
 
 def _reject_ambiguous(method: Method, name: str, value: object) -> None:

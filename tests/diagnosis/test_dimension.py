@@ -12,7 +12,7 @@ from torch import nn
 
 import sanc
 from sanc.core.spectrum.curvature import find_extremes
-from sanc.diagnosis.dimension import _rule, converged_pairs, measure_dimension
+from sanc.diagnosis.dimension import _quadrature, converged_pairs, measure_dimension
 from sanc.minimisation.objective import build_oracle
 
 D = torch.float64
@@ -95,13 +95,17 @@ def test_the_averaged_rule_estimates_its_error():
         w -= alpha[-1] * q
         beta.append(np.linalg.norm(w))
         previous, q = q, w / beta[-1]
-    rule = _rule(np.array(alpha), np.array(beta), 400)
+    quadrature = _quadrature(np.array(alpha), np.array(beta), 400)
     truth = np.abs(values).mean()
-    assert rule.second == pytest.approx((values**2).mean()) and rule.weights.sum() == pytest.approx(1.0)
-    assert abs(rule.first - truth) <= rule.error <= 0.02 * truth
-    assert _rule(np.array(alpha[:1]), np.array(beta[:1]), 400).error >= truth - abs(alpha[0])
-    complete = _rule(np.array(alpha), np.array([*beta[:-1], 0.0]), 400)
-    assert complete.error == 0.0 and complete.first == pytest.approx(rule.weights @ np.abs(rule.values))
+    assert quadrature.mean_square == pytest.approx((values**2).mean()) and quadrature.weights.sum() == pytest.approx(
+        1.0
+    )
+    assert abs(quadrature.mean_abs - truth) <= quadrature.mean_abs_error <= 0.02 * truth
+    assert _quadrature(np.array(alpha[:1]), np.array(beta[:1]), 400).mean_abs_error >= truth - abs(alpha[0])
+    complete = _quadrature(np.array(alpha), np.array([*beta[:-1], 0.0]), 400)
+    assert complete.mean_abs_error == 0.0 and complete.mean_abs == pytest.approx(
+        quadrature.weights @ np.abs(quadrature.values)
+    )
 
 
 def test_converged_pairs_are_the_largest_that_fit(monkeypatch):

@@ -685,7 +685,7 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
     assert 0 < known.dim < 100
     W = known.rows.T
     outside = torch.linalg.qr(torch.cat([W, random(300, 300)], 1)).Q[:, known.dim : 300]
-    q = known._beyond
+    q = known._next_vector
     columns = [known.schur_product(lambda v: H @ v, column, float(q @ column)) for column in outside.T]
     S = outside.T @ torch.stack(columns, 1)
     assert torch.allclose(torch.linalg.inv(S), outside.T @ torch.linalg.inv(H) @ outside, atol=1e-8)

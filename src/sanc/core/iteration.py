@@ -190,11 +190,11 @@ class Iteration:
             if moved or progress.skips_escape:
                 return progress
             sigma = progress.sigma
-            escaped = self.method.escape(here, progress.subspace, sigma, model_proposes=model.proposes)  # 2.6  x + d
-            escaped = _completed(here, "escape", self.method.escape, escaped, Branch.GRADIENT)
-            keeps_note = escaped.point is None and progress.note == Note.GRADIENT_NOT_FINITE
-            note = progress.note if keeps_note else escaped.note or progress.note
-            return progress._replace(sigma=escaped.sigma, decision=escaped, note=note)
+            decision = self.method.escape(here, progress.subspace, sigma, model_proposes=model.proposes)  # 2.6  x + d
+            decision = _completed(here, "escape", self.method.escape, decision, Branch.GRADIENT)
+            keeps_note = decision.point is None and progress.note == Note.GRADIENT_NOT_FINITE
+            note = progress.note if keeps_note else decision.note or progress.note
+            return progress._replace(sigma=decision.sigma, decision=decision, note=note)
         except NonFiniteValueError as error:
             return self._stay_with_larger_sigma(progress, str(error), error.value)
         except NonFiniteProductError as error:
@@ -292,8 +292,8 @@ class Iteration:
     def _record(self, progress: _Progress, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
         here, step, last_trial, subspace = progress.here, progress.step, progress.last_trial, progress.subspace
-        escaped = decision.point is not None and decision.step is None
-        evaluated = decision if decision.step is not None or escaped else last_trial
+        is_escape = decision.point is not None and decision.step is None
+        evaluated = decision if decision.step is not None or is_escape else last_trial
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
         share = math.nan if step is None else step.curvature_share
         return Record(
@@ -311,7 +311,7 @@ class Iteration:
             trials=progress.trials + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
-            curvature_share=float(decision.branch is Branch.CURVATURE) if escaped else share,
+            curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else share,
             note=str(progress.note),
             hvp=here.oracle.hvp,
         )

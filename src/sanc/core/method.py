@@ -12,7 +12,7 @@ from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model, SampleSettings, SigmaSettings, required_members
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
-from sanc.errors import ArgumentTypeError, shown
+from sanc.errors import ArgumentTypeError, call_problem, shown
 
 _REQUIRED = {
     "model": (required_members(Model), "sanc.CubicModel()"),
@@ -22,6 +22,11 @@ _REQUIRED = {
     "minibatch": (required_members(SampleSettings), "sanc.Minibatch(), or None"),
 }
 """The members that each piece must have, and an example for the message."""
+_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "acceptance": (("here", "subspace", "step", "trial", "trials"), ()),
+    "escape": (("here", "subspace", "sigma"), ("model_proposes",)),
+}
+"""Arguments by position and by name of the pieces that are called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,12 @@ class Method(Piece):
             if missing:
                 raise ArgumentTypeError(
                     f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: pass {example}."
+                )
+            positional, keywords = _CALLS.get(name, ((), ()))
+            if positional and (problem := call_problem(piece, len(positional), dict.fromkeys(keywords, True))):
+                call = ", ".join([*positional, *(f"{keyword}=…" for keyword in keywords)])
+                raise ArgumentTypeError(
+                    f"{name} = {shown(piece)} cannot be called as {name}({call}) ({problem}): pass {example}."
                 )
 
     @property

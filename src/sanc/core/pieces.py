@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Protocol, Self
 
 from sanc.core.point import Point
 from sanc.core.record import Branch
@@ -136,6 +136,30 @@ class Subspace(Protocol):
 
     def release(self) -> None:
         """Release the memory of the products, before f is evaluated; a later product allocates it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSubspace:
+    """A base class for subspaces, with the members that most of them need not have.
+
+    It confirms σ, has no basis for steps that bounds truncate, tries no longer steps, and holds no memory of products.
+    """
+
+    failure: str = ""
+
+    sigma_unconfirmed = False
+    basis = None
+
+    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
+        """Return None: no longer step is tried."""
+        return None
+
+    def failed(self, failure: str) -> Self:
+        """Return the subspace with this `failure`."""
+        return replace(self, failure=failure)
+
+    def release(self) -> None:
+        """Do nothing."""
 
 
 class Model(Protocol):

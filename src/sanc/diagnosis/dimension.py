@@ -54,14 +54,14 @@ class Dimension:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _Quadrature:
     """Quadrature of the spectrum of a random start: nodes with their weights, ∫|λ| with its error, and ∫λ²."""
 
     values: Floats
     weights: Floats
-    first: float
-    error: float
-    second: float
+    mean_abs: float
+    mean_abs_error: float
+    mean_square: float
 
 
 def converged_pairs(extremes: Extremes, dim: int, *, keeps_basis: bool) -> list[int]:
@@ -94,10 +94,10 @@ def measure_dimension(
     seeds, count : iterable, int
         Seeds of the random starts, and how many there are.
     """
-    dim, rest, indices = oracle.space.dim, oracle.space.dim - len(known), [*known]
-    rules: list[_Rule] = []
+    dim, complement_dim, indices = oracle.space.dim, oracle.space.dim - len(known), [*known]
+    quadratures: list[_Quadrature] = []
     products = 0
-    for seed in seeds if rest else ():
+    for seed in seeds if complement_dim else ():
         if time_is_up():
             break
         alpha, beta = quadrature(
@@ -105,46 +105,58 @@ def measure_dimension(
             x,
             seed,
             max_dim=_MOST_STEPS,
-            suffices=lambda a, b: time_is_up() or _suffices(_rule(a, b, rest), len(a), rest, count),
+            suffices=lambda a, b: (
+                time_is_up() or _suffices(_quadrature(a, b, complement_dim), len(a), complement_dim, count)
+            ),
             store=store,
             without=[*known.values()],
         )
-        rules.append(_rule(alpha, beta, rest))
+        quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)
-    if not rules:
+    if not quadratures:
         krylov, scale = extremes.krylov, extremes.product_scale
-        if rest:  # the start of the bounds is the only one
-            rest, indices = dim, []
-        rules = [_rule(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
+        if complement_dim:  # the start of the bounds is the only one
+            complement_dim, indices = dim, []
+        quadratures = [_quadrature(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
     eigenvalues = extremes.values[indices]
-    weights = [np.full(len(indices), 1.0 / dim), *(rule.weights * (rest / dim / len(rules)) for rule in rules)]
-    density = np.concatenate([eigenvalues, *(rule.values for rule in rules)]), np.concatenate(weights)
-    first = np.abs(eigenvalues).sum() + rest * np.array([rule.first for rule in rules])
-    second = (eigenvalues**2).sum() + rest * np.array([rule.second for rule in rules])
+    weights = [
+        np.full(len(indices), 1.0 / dim),
+        *(quadrature.weights * (complement_dim / dim / len(quadratures)) for quadrature in quadratures),
+    ]
+    density = np.concatenate([eigenvalues, *(quadrature.values for quadrature in quadratures)]), np.concatenate(weights)
+    first = np.abs(eigenvalues).sum() + complement_dim * np.array([quadrature.mean_abs for quadrature in quadratures])
+    second = (eigenvalues**2).sum() + complement_dim * np.array([quadrature.mean_square for quadrature in quadratures])
     if not second.mean() > 0.0:
         return Dimension(0.0, 0.0, False, *density, products)
     ratio = float(first.mean() ** 2 / second.mean())
     # Few starts may all miss an eigenvalue that another Ritz value shows, and then they agree too well.
     missed = np.delete(extremes.values, indices)
-    square = max(rest * float(np.mean([rule.second for rule in rules])), float((missed**2).sum()) if rest else 0.0)
+    square = max(
+        complement_dim * float(np.mean([quadrature.mean_square for quadrature in quadratures])),
+        float((missed**2).sum()) if complement_dim else 0.0,
+    )
     share = 2.0 * ratio / float(first.mean())  # Σ|λ| enters as a square, so that its relative errors count twice
-    standard_error = max(share * math.sqrt(2.0 * square / len(rules)), _jackknife(first, second))
-    quadrature_error = share * rest * float(np.mean([rule.error for rule in rules]))
+    standard_error = max(share * math.sqrt(2.0 * square / len(quadratures)), _jackknife(first, second))
+    quadrature_error = (
+        share * complement_dim * float(np.mean([quadrature.mean_abs_error for quadrature in quadratures]))
+    )
     product_error = share * dim * extremes.ritz_error / math.sqrt(extremes.krylov.dim)
     sampling = math.hypot(standard_error, quadrature_error)
     return Dimension(ratio, math.hypot(sampling, product_error), product_error > sampling, *density, products)
 
 
-def _suffices(rule: _Rule, steps: int, rest: int, count: int) -> bool:
+def _suffices(quadrature: _Quadrature, steps: int, complement_dim: int, count: int) -> bool:
     """Whether the quadrature error of n∫|λ| is below its standard error over all starts.
 
     For a normal start its variance is twice the trace of H².
     """
-    return steps >= _LEAST_STEPS and rest * rule.error <= math.sqrt(2.0 * rest * rule.second / count)
+    return steps >= _LEAST_STEPS and complement_dim * quadrature.mean_abs_error <= math.sqrt(
+        2.0 * complement_dim * quadrature.mean_square / count
+    )
 
 
-def _rule(alpha: Floats, beta: Floats, dim: int) -> _Rule:
-    """Return the quadrature by k Lanczos iterations, with ∫|λ| by the averaged rule.
+def _quadrature(alpha: Floats, beta: Floats, dim: int) -> _Quadrature:
+    """Return the quadrature by k Lanczos iterations, with ∫|λ| by the averaged quadrature.
 
     The anti-Gauss rule of k nodes has β_{k−1} √2 in place of β_{k−1}, and the negative of the error of the Gauss rule
     of k − 1 nodes for polynomials of two degrees more (Laurie 1996). So their mean is better, and their half difference
@@ -154,16 +166,16 @@ def _rule(alpha: Floats, beta: Floats, dim: int) -> _Rule:
     values, weights = _gauss(alpha, beta[: steps - 1])
     first = float(weights @ np.abs(values))
     if beta[-1] == 0.0 or steps == dim:
-        return _Rule(values, weights, first, 0.0, second)
+        return _Quadrature(values, weights, first, 0.0, second)
     if steps == 1:
-        return _Rule(values, weights, first, math.sqrt(second) - first, second)  # ∫|λ| ≤ √∫λ²
+        return _Quadrature(values, weights, first, math.sqrt(second) - first, second)  # ∫|λ| ≤ √∫λ²
     changed = beta[: steps - 1] * np.append(np.ones(steps - 2), math.sqrt(2.0))
     ends = [float(w @ np.abs(v)) for v, w in (_gauss(alpha[:-1], beta[: steps - 2]), _gauss(alpha, changed))]
-    return _Rule(values, weights, 0.5 * (ends[0] + ends[1]), 0.5 * abs(ends[1] - ends[0]), second)
+    return _Quadrature(values, weights, 0.5 * (ends[0] + ends[1]), 0.5 * abs(ends[1] - ends[0]), second)
 
 
 def _gauss(diagonal: Floats, off_diagonal: Any) -> tuple[Floats, Floats]:
-    """Return nodes and weights of the Gauss rule of a tridiagonal matrix."""
+    """Return nodes and weights of the Gauss quadrature of a tridiagonal matrix."""
     spectrum = cubic.compute_spectrum(diagonal, off_diagonal)
     return spectrum.values, spectrum.vectors[0] ** 2
 

@@ -347,10 +347,10 @@ class _Measurement:
         if space.dot(self.gradient, direction) > 0.0:
             direction = direction * -1.0
         natural = self._natural_step(extremes.lambda_min) or 1.0
-        size = space.norm(self.x) or natural
+        x_norm = space.norm(self.x) or natural
         visible = natural * math.sqrt(_VISIBLE_DECREASE * (_ROUGH_EPS if self._is_rough else space.eps))
-        norm, best, best_norm = _SHORTEST_STEP * min(size, natural), self.value, 0.0
-        while norm <= _LONGEST_STEP * max(size, natural) and not self._time_is_up():
+        norm, best, best_norm = _SHORTEST_STEP * min(x_norm, natural), self.value, 0.0
+        while norm <= _LONGEST_STEP * max(x_norm, natural) and not self._time_is_up():
             value = self._loss(self.x + direction * norm, self.sample)
             if value < best:
                 best, best_norm = value, norm

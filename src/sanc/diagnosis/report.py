@@ -146,12 +146,12 @@ class Report:
     @property
     def interpretation(self) -> str:
         """What the numbers mean, in one or two sentences."""
-        size = abs(self.value if math.isnan(self.held_out_value) else self.held_out_value)
+        loss = abs(self.value if math.isnan(self.held_out_value) else self.held_out_value)
         if math.isnan(self.gradient_decrease):
-            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE_DECREASE * size
+            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE_DECREASE * loss
         else:
-            descends = self.gradient_decrease > _NOTABLE_DECREASE * size
-        escapes = self.curvature_decrease > _NOTABLE_DECREASE * size
+            descends = self.gradient_decrease > _NOTABLE_DECREASE * loss
+        escapes = self.curvature_decrease > _NOTABLE_DECREASE * loss
         if self.noise_share > _NOISY_SHARE:
             gradient = "Batch noise dominates the gradient: larger batches, averages or smaller steps are needed."
         elif descends:

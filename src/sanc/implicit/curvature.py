@@ -123,9 +123,9 @@ def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None
     leaf = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         g = gradient(leaf)
-    size = max(1, _COLUMN_ENTRIES // (intermediate_entries(g) or _COLUMN_ENTRIES))
+    block_columns = max(1, _COLUMN_ENTRIES // (intermediate_entries(g) or _COLUMN_ENTRIES))
     indices = torch.arange(len(x), device=x.device) if free_indices is None else free_indices
-    if len(indices) > SMALL_DIM and size < _LEAST_BLOCK:
+    if len(indices) > SMALL_DIM and block_columns < _LEAST_BLOCK:
         return None
     if not g.requires_grad:  # f is linear
         return torch.zeros(len(indices), len(indices), dtype=x.dtype, device=x.device)
@@ -138,17 +138,17 @@ def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None
 
     start, parts = 0, list[Tensor]()
     while start < len(indices):
-        chosen = indices[start : start + size]
+        chosen = indices[start : start + block_columns]
         units = torch.zeros(len(chosen), len(x), dtype=x.dtype, device=x.device)
         units[torch.arange(len(chosen), device=x.device), chosen] = 1.0
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # an operator without a rule for batches is slow in them
-                parts.append(products(units, batched=size > 1)[:, indices])
+                parts.append(products(units, batched=block_columns > 1)[:, indices])
         except Exception:
-            if size == 1:
+            if block_columns == 1:
                 return None
-            size = 1  # an operator that cannot be batched
+            block_columns = 1  # an operator that cannot be batched
             continue
         start += len(chosen)
     return torch.cat(parts)

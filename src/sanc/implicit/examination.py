@@ -165,11 +165,11 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         if _reaches_bound(oracle, new_x):
             return replace(examined, problem=ONE_SIDED)
         after = oracle.hessian(new_x)
-        change, size = space.norm(after(step) - image), space.norm(image)
+        change_norm, image_norm = space.norm(after(step) - image), space.norm(image)
         after.release()
     except NonFiniteProductError:
         return replace(examined, problem=NOT_FINITE)
-    hessian_change, problem = change / size if size > 0.0 else 0.0, ""
+    hessian_change, problem = change_norm / image_norm if image_norm > 0.0 else 0.0, ""
     _, new_g = oracle.gradient(new_x)
     ratio = space.norm(new_g) / space.norm(g)
     if hessian_change > _DEGENERATE_CHANGE or not math.isfinite(ratio):

@@ -29,7 +29,7 @@ class ParametricFunction(Protocol):
     def mixed_product(
         self, v: Tensor, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
     ) -> list[Tensor] | None: ...
-    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None: ...
+    def report_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None: ...
 
 
 class ArgMin(torch.autograd.Function):
@@ -50,30 +50,30 @@ class ArgMin(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Any, ...]:
         x, *theta = ctx.saved_tensors
         problem, v = ctx.problem, solution_of(ctx.problem, u, x, *theta)
-        needed = [place for place in range(len(theta)) if ctx.needs_input_grad[place + 1]]
+        needed = [index for index in range(len(theta)) if ctx.needs_input_grad[index + 1]]
         products = problem.mixed_product(v, x, tuple(theta), needed)
         if products is None:
             products = pull_back(
-                _gradient_of(problem, x, theta, needed), [theta[place] for place in needed], (-v,),
+                _gradient_of(problem, x, theta, needed), [theta[index] for index in needed], (-v,),
                 transformed=problem.transformed,
             )  # fmt: skip
-        problem.note_derivative(v, needed, products)
+        problem.report_derivative(v, needed, products)
         grads: list[Any] = [None] * len(theta)
-        for place, product in zip(needed, products, strict=True):
-            grads[place] = product
+        for index, product in zip(needed, products, strict=True):
+            grads[index] = product
         return None, *grads
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Tensor:
         problem = ctx.problem
         problem.require_exact_products()
-        moved = [place for place, tangent in enumerate(tangents) if tangent is not None]
+        moved = [index for index, tangent in enumerate(tangents) if tangent is not None]
         with forward_mode_enabled():
             x, *theta = _primals(ctx.saved_tensors)
             change = push_forward(
                 _gradient_of(problem, x, theta, moved),
-                [theta[place] for place in moved],
-                [tangents[place] for place in moved],
+                [theta[index] for index in moved],
+                [tangents[index] for index in moved],
                 like=x,
                 transformed=problem.transformed,
             )
@@ -137,13 +137,13 @@ def _primals(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
-def _gradient_of(problem: ParametricFunction, x: Tensor, theta: list[Tensor], places: list[int]) -> Any:
+def _gradient_of(problem: ParametricFunction, x: Tensor, theta: list[Tensor], indices: list[int]) -> Any:
     """Return the function of some of the parameters that computes ∇_x f at a fixed x."""
 
     def function(*chosen: Tensor) -> Tensor:
         others = list(theta)
-        for place, tensor in zip(places, chosen, strict=True):
-            others[place] = tensor
+        for index, tensor in zip(indices, chosen, strict=True):
+            others[index] = tensor
         return gradient(problem.value, x, others, transformed=problem.transformed)
 
     return function

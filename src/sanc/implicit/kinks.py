@@ -40,10 +40,10 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
     space, point = oracle.space, oracle.space.tensor(x)
     if space.dim == 0:  # with bounds, if no variable is free
         return ""
-    size = space.norm(x) / space.dim**0.5 or 1.0
+    typical_entry = space.norm(x) / space.dim**0.5 or 1.0
     first_step = space.eps**_FIRST_STEP_EXPONENT
     signs = np.sign(np.random.default_rng((seed, _DIRECTION_SEED)).random(space.dim) - 0.5)
-    direction = torch.from_numpy(signs).to(point) * point.abs().clamp(min=_SMALLEST_MOVE * size)
+    direction = torch.from_numpy(signs).to(point) * point.abs().clamp(min=_SMALLEST_MOVE * typical_entry)
     if oracle.box is not None:
         room = torch.minimum(oracle.box.upper - point, point - oracle.box.lower)
         direction = torch.where(room > first_step * direction.abs(), direction, 0.0)
@@ -64,7 +64,7 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
                 continue
             difference = torch.maximum((ahead - expected).abs(), (behind - expected).abs())
             largest = torch.maximum(torch.maximum(ahead.abs(), behind.abs()), expected.abs())
-            allowed = _SAME_RATE * largest + _ROUNDING * space.eps / step * norm * size
+            allowed = _SAME_RATE * largest + _ROUNDING * space.eps / step * norm * typical_entry
             persistent = difference > torch.maximum(allowed, _SHRINKAGE * last)
             suspects = persistent if suspects is None else suspects & persistent
             if not bool(suspects.any()):
@@ -77,9 +77,9 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
 
 def _description(oracle: Oracle, differences: Tensor, *rates: Tensor) -> str:
     """Describe the entry of ∇f with the largest difference."""
-    place = int(differences.argmax())
-    ahead, behind, expected = (float(rate[place]) for rate in rates)
-    index = place if oracle.free_indices is None else int(oracle.free_indices[place])
+    position = int(differences.argmax())
+    ahead, behind, expected = (float(rate[position]) for rate in rates)
+    index = position if oracle.free_indices is None else int(oracle.free_indices[position])
     return (
         f"along a change of all variables entry {index} of ∇f changes at the rates {behind:.3g} before it and "
         f"{ahead:.3g} behind it, and at the rate {expected:.3g} by its Hessian, so that f has a kink there or its "

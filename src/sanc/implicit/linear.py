@@ -28,9 +28,10 @@ from sanc.core.spectrum.krylov import Krylov, Lanczos
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
 _RESIDUAL_SHARE = 0.9
-"""Factor by which the residual of a round is below the one that is needed: the true residual may be larger."""
+"""A round aims at this fraction of the required residual, because the true residual may be larger."""
 _CHANGE_SHARE = 0.1
-"""Share of the change of H to which a round reduces the residual: the change along one step exceeds most others."""
+"""A round with known pairs reduces the residual to this fraction of the relative change of H, and not further: the
+change along one step exceeds most others."""
 CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
 _RITZ_VECTOR_ENTRIES = 10_000_000
@@ -88,8 +89,8 @@ class RitzSpace:
     ) -> None:
         self.values, self.rows = values, rows
         self._couplings = np.zeros(len(values)) if couplings is None else couplings
-        self._beyond = beyond  # q; None if H maps the space into itself
-        self._excess = float(np.sum(self._couplings**2 / values))
+        self._next_vector = beyond  # q; None if H maps the space into itself
+        self._schur_shift = float(np.sum(self._couplings**2 / values))
 
     @property
     def dim(self) -> int:
@@ -116,8 +117,8 @@ class RitzSpace:
         rest = torch.addmv(u, self.rows.t(), projections, alpha=-1.0)
         rest = torch.addmv(rest, self.rows.t(), torch.mv(self.rows, rest), alpha=-1.0)  # again, because of roundoff
         inside: Floats = projections.double().cpu().numpy()
-        if self._beyond is not None:
-            rest = rest - self._beyond * float(self._couplings @ (inside / self.values))
+        if self._next_vector is not None:
+            rest = rest - self._next_vector * float(self._couplings @ (inside / self.values))
         return inside, rest
 
     def schur_product(self, product: Product, v: Tensor, along: float) -> Tensor:
@@ -126,11 +127,11 @@ class RitzSpace:
         if self.rows is None:
             return image
         image = torch.addmv(image, self.rows.t(), torch.mv(self.rows, image), alpha=-1.0)
-        return image if self._beyond is None else image.sub_(self._beyond, alpha=self._excess * along)
+        return image if self._next_vector is None else image.sub_(self._next_vector, alpha=self._schur_shift * along)
 
-    def along(self, space: Space, v: Tensor) -> float:
+    def next_component(self, space: Space, v: Tensor) -> float:
         """Return qᵀv."""
-        return 0.0 if self._beyond is None else space.dot(self._beyond, v)
+        return 0.0 if self._next_vector is None else space.dot(self._next_vector, v)
 
     def coefficients(self, inside: Floats, along: float) -> Floats:
         """Return a, given Wᵀu and qᵀy."""
@@ -203,13 +204,14 @@ def solve(
     limit = math.inf if max_products is None else max_products
     residual_norm, norm_v = norm_u, 0.0
 
-    def needed(norm_v: float) -> float:
+    def required_residual(norm_v: float) -> float:
         return rtol * (lower * norm_v if lower > 0.0 else norm_u)
 
     for _ in range(_MAX_ROUNDS):
-        room = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
-        least = _CHANGE_SHARE * change * residual_norm if known.dim else 0.0
-        correction, spent = _correction(product, residual, space, known, room, needed, norm_v, least)
+        max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
+        min_residual = _CHANGE_SHARE * change * residual_norm if known.dim else 0.0
+        limits = (max_dim, required_residual, norm_v, min_residual)
+        correction, spent = _correction(product, residual, space, known, *limits)
         improved = v + correction
         new_residual = u - product(improved)
         products += spent + 1
@@ -221,7 +223,7 @@ def solve(
         if not new_norm < residual_norm:
             break
         v, residual, residual_norm, norm_v = improved, new_residual, new_norm, space.norm(improved)
-        if residual_norm <= needed(norm_v) or is_slow or products >= limit:
+        if residual_norm <= required_residual(norm_v) or is_slow or products >= limit:
             break
     error = residual_norm / (lower * norm_v) if lower > 0.0 and norm_v > 0.0 else math.inf
     return LinearSolution(v, residual_norm, error, products)
@@ -232,35 +234,36 @@ def _correction(
     u: Tensor,
     space: Space,
     known: RitzSpace,
-    room: float,
-    needed: Callable[[float], float],
+    max_dim: float,
+    required_residual: Callable[[float], float],
     norm_v: float,
-    least: float,
+    min_residual: float,
 ) -> tuple[Tensor, int]:
     """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement.
 
-    It ends when the residual suffices, given the norm of the solution so far, or is at most `least`.
+    It ends when the residual suffices, given the norm of the solution so far, or is at most `min_residual`.
     """
     inside, right = known.eliminate(u)
     start_norm = space.norm(right)
-    if room < 1 or start_norm <= space.eps * space.norm(u):
+    if max_dim < 1 or start_norm <= space.eps * space.norm(u):
         return known.combine(known.coefficients(inside, 0.0), torch.zeros_like(u)), 0
-    alongs: list[float] = []
+    components: list[float] = []
 
     def schur(q: Any) -> Any:
-        alongs.append(known.along(space, q))
-        return known.schur_product(product, q, alongs[-1])
+        components.append(known.next_component(space, q))
+        return known.schur_product(product, q, components[-1])
 
     lanczos = Lanczos(schur, right, space)
-    lanczos.max_dim = int(room)
+    lanczos.max_dim = int(max_dim)
     krylov = Krylov(lanczos)
     while True:
         krylov.extend()
         y = _coefficients(krylov)
-        inner = known.coefficients(inside, float(y @ alongs))
+        inner = known.coefficients(inside, float(y @ components))
         norm = max(norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
         residual = krylov.residual_of(y)
-        if krylov.is_complete or residual <= max(space.eps * start_norm, least, _RESIDUAL_SHARE * needed(norm)):
+        required = _RESIDUAL_SHARE * required_residual(norm)
+        if krylov.is_complete or residual <= max(space.eps * start_norm, min_residual, required):
             break
     return known.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
 

@@ -157,23 +157,24 @@ class DifferentiableMinimum:
             )
         return self._extend(solution.v, torch.zeros_like(self.x))
 
-    def note_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
+    def report_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
         """Add the error of Mᵀv to the report, where `products` are its parts for the parameters with these indices.
 
         With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
         norm_v, sizes = _norm(v), [_norm(product) for product in products]
-        for index, size in zip(indices, sizes, strict=True):
-            self.mixed.norms.note(index, size, norm_v)
-        size = math.hypot(*sizes)
+        for index, norm in zip(indices, sizes, strict=True):
+            self.mixed.norms.update(index, norm, norm_v)
+        norm = math.hypot(*sizes)
         last, absolute = self.solution.derivatives[-1], 0.0
         if norm_v > 0.0:
-            norm_m = self.mixed.norms.together(indices)
+            norm_m = self.mixed.norms.combined(indices)
             x_error = norm_m * norm_v * self._examined.x_error
             absolute = min(
-                norm_m * norm_v * last.solution_error, self.mixed.responses.together(indices) * last.residual + x_error
+                norm_m * norm_v * last.solution_error,
+                self.mixed.inverse_norms.combined(indices) * last.residual + x_error,
             )
-        relative = absolute / size if size > 0.0 else math.inf if absolute > 0.0 else 0.0
+        relative = absolute / norm if norm > 0.0 else math.inf if absolute > 0.0 else 0.0
         self.solution.derivatives[-1] = replace(last, error=relative, absolute_error=absolute)
 
 

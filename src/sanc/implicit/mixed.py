@@ -33,13 +33,13 @@ class MixedDerivative:
     ----------
     problem : str
         Which parameter f reads without its graph; empty if none.
-    norms, responses : Norms
+    norms, inverse_norms : Norms
         Estimates of ‖M_j‖ and ‖H⁻¹M_j‖ for the part M_j of each parameter; without entries where none were made.
     """
 
     problem: str = ""
     norms: Norms = field(default_factory=lambda: Norms())
-    responses: Norms = field(default_factory=lambda: Norms())
+    inverse_norms: Norms = field(default_factory=lambda: Norms())
 
 
 class Norms:
@@ -48,12 +48,12 @@ class Norms:
     def __init__(self) -> None:
         self._largest: dict[int, float] = {}
 
-    def note(self, index: int, stretched: float, size: float) -> None:
-        """Note the norms of A_jᵀv and v, or of A_j d and d."""
+    def update(self, index: int, stretched: float, size: float) -> None:
+        """Update the estimate with the norms of A_jᵀv and v, or of A_j d and d."""
         if size > 0.0 and math.isfinite(stretched / size):
             self._largest[index] = max(self._largest.get(index, 0.0), stretched / size)
 
-    def together(self, indices: Sequence[int]) -> float:
+    def combined(self, indices: Sequence[int]) -> float:
         """Return the estimate for some of the matrices side by side; infinite without one of theirs."""
         return math.hypot(*(self._largest.get(index, math.inf) for index in indices))
 
@@ -88,8 +88,8 @@ def examine_mixed(
 
     u, directions = draw(x), {}
     for index in chosen:
-        size = _norm(theta[index]) / math.sqrt(max(theta[index].numel(), 1))
-        directions[index] = draw(theta[index]) * (size if math.isfinite(size) and size > 0.0 else 1.0)
+        rms = _norm(theta[index]) / math.sqrt(max(theta[index].numel(), 1))
+        directions[index] = draw(theta[index]) * (rms if math.isfinite(rms) and rms > 0.0 else 1.0)
 
     def gradient_of(*moved: Tensor) -> Tensor:
         others = list(theta)
@@ -102,10 +102,10 @@ def examine_mixed(
         parts = pull_back(gradient_of, [theta[index] for index in chosen], (v,), transformed=False)
         return dict(zip(chosen, parts, strict=True))
 
-    def note(norms: Norms, w: Tensor, v: Tensor) -> None:
+    def update_norms(norms: Norms, w: Tensor, v: Tensor) -> None:
         """Note the sizes of Mᵀv for v = w or v = H⁻¹w."""
         for index, part in products(v).items():
-            norms.note(index, _norm(part), _norm(w))
+            norms.update(index, _norm(part), _norm(w))
 
     def difference(group: Sequence[int], step: float) -> Tensor:
         """Return M d for the directions of a group by a central difference."""
@@ -120,7 +120,7 @@ def examine_mixed(
     with torch.no_grad():
         exact = products(u)
         for index, part in exact.items():
-            mixed.norms.note(index, _norm(part), _norm(u))
+            mixed.norms.update(index, _norm(part), _norm(u))
         image = torch.zeros_like(x)
         for first in range(min(len(chosen), _MOST_GROUPS)):
             group = chosen[first::_MOST_GROUPS]
@@ -135,15 +135,15 @@ def examine_mixed(
                 )
                 break
             if differences.first is not None:
-                size = math.hypot(*(_norm(directions[index]) for index in group))
+                norm = math.hypot(*(_norm(directions[index]) for index in group))
                 for index in group:
-                    mixed.norms.note(index, _norm(differences.first), size)
+                    mixed.norms.update(index, _norm(differences.first), norm)
                 image += differences.first
         if bool(image.any()):
-            note(mixed.norms, image, image)  # a step of the power method: M has stretched `image` already
+            update_norms(mixed.norms, image, image)  # a step of the power method: M has stretched `image` already
             if inverse is not None:
                 response = inverse(image)
-                note(mixed.responses, response, inverse(response))
+                update_norms(mixed.inverse_norms, response, inverse(response))
     return mixed
 
 

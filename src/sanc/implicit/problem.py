@@ -67,7 +67,7 @@ class ImplicitProblem:
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
         self._solved: DifferentiableMinimum | None = None
-        self._next = 0  # place of the minimum that is asked for next, if all are asked for in turn
+        self._next_index = 0  # index of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
         """Return a flat vector in the form of x0, with its graph."""
@@ -235,23 +235,23 @@ class ImplicitProblem:
         self._solved = self._minimum_at(x, theta)
         return self._solved.solve(u)
 
-    def note_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
+    def report_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
         """Report the error of the products with the parts of M, where `v` is the last solution.
 
         Inside a transform of torch.func the numbers are not known.
         """
         if not self.transformed and not is_transformed([v, *products]):
             assert self._solved is not None
-            self._solved.note_derivative(v, needed, products)
+            self._solved.report_derivative(v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""
         x, theta = x.detach(), tuple(tensor.detach() for tensor in theta)
         count = len(self._minima)
-        for place in [(self._next + shift) % count for shift in range(count)]:
-            if self._minima[place].matches(x, theta):
-                self._next = (place + 1) % count
-                return self._minima[place]
+        for index in [(self._next_index + shift) % count for shift in range(count)]:
+            if self._minima[index].matches(x, theta):
+                self._next_index = (index + 1) % count
+                return self._minima[index]
         raise ArgumentError(
             "the parameters differ from those of the forward pass: do not change theta in place between the passes, "
             "and call argmin inside the function that torch.func transforms."
@@ -277,7 +277,7 @@ class ImplicitProblem:
             self.require_exact_products()
         minimum = self._minimum_at(x, theta)
         norm = float(_norm(v))
-        products = [torch.zeros_like(theta[place]) for place in needed]
+        products = [torch.zeros_like(theta[index]) for index in needed]
         if norm == 0.0:
             return products
         h = 2.0 ** round(math.log2(difference_step(minimum.space, x) / norm))
@@ -286,7 +286,7 @@ class ImplicitProblem:
         for weight, point in points:
             with torch.enable_grad():
                 leaves = [tensor.detach() for tensor in theta]
-                chosen = [leaves[place].requires_grad_() for place in needed]
+                chosen = [leaves[index].requires_grad_() for index in needed]
                 value = self.value(point, *leaves)
                 grads = torch.autograd.grad(value, chosen, allow_unused=True)
             for product, grad in zip(products, grads, strict=True):

@@ -291,17 +291,17 @@ class LargeFunctionProblem(FunctionProblem):
             process = RowLanczos(in_float64, start.to(x.device).expand(x.shape), self.eps)
             return certified_spectra(process, g, rows.curvature_tol, self.confidence, self.eps)
         process = RowLanczos(in_float64, g, self.eps)
-        return step_spectra(process, self._residual_test(rows, process), x.shape[1])
+        return step_spectra(process, self._relative_residuals(rows, process), x.shape[1])
 
-    def _residual_test(self, rows: Rows, process: RowLanczos) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def _relative_residuals(self, rows: Rows, process: RowLanczos) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the function for `step_spectra`, with the forcing term of `CubicModel`."""
         reduction = torch.where(rows.best_grad_norm < torch.inf, rows.grad_norm / rows.best_grad_norm, 1.0)
         tolerance = torch.maximum(reduction.clamp(max=MAX_FORCING_TERM) * rows.grad_norm, TOLERANCE_SHARE * rows.tol)
 
-        def quotients(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
+        def relative_residuals(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
             product_norm = torch.hypot(process.alpha[0], process.beta[0])
             unit = rules.measure_units(rows.point.value, rows.grad_norm, product_norm, rows.x_norm)[1]
             sigma = torch.where(rows.unit_length > 0.0, rows.sigma, rules.first_sigma(unit))
             return (last * CubicModels(values, c).solve(sigma).y).sum(1).abs() / tolerance
 
-        return quotients
+        return relative_residuals

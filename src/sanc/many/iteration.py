@@ -274,11 +274,11 @@ class ManyIteration:
 
     def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
         """Count an iteration, and the iterations without progress."""
-        part.stall, part.best_grad_norm = rules.update_stall(
-            part.stall, part.best_grad_norm, part.grad_norm, moved, decreased
+        part.stalled_iterations, part.best_grad_norm = rules.update_stall(
+            part.stalled_iterations, part.best_grad_norm, part.grad_norm, moved, decreased
         )
         is_flat = part.trial.predicted <= ROUNDING_ERRORS * self.problem.eps * part.point.value.abs()
-        part.flat = torch.where(is_flat, part.flat + 1, 0)
+        part.flat_iterations = torch.where(is_flat, part.flat_iterations + 1, 0)
         part.nit = part.nit + 1
         part.trials = part.halvings = torch.zeros_like(part.trials)
 
@@ -352,14 +352,14 @@ class ManyIteration:
 
     def _end_stalled(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
-        indices = torch.nonzero((rows.stall >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
+        indices = torch.nonzero((rows.stalled_iterations >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
         if len(indices) == 0:
             return
         part = rows.take(indices)
         part.status = torch.full_like(part.status, int(Status.STALLED))
         if self.problem.default_tol:
             error = rounding_of_gradients(self.problem, part)
-            small = (part.grad_norm <= error) & (part.flat >= STALL_LIMIT)
+            small = (part.grad_norm <= error) & (part.flat_iterations >= STALL_LIMIT)
             part.status = torch.where(small, RUNNING, part.status)
             part.tol = torch.where(small, torch.maximum(part.tol, error), part.tol)
             self._end_stationary(part, small)

@@ -24,7 +24,8 @@ _FIRST_TEST_DIM = 4
 _STEP_TEST_DIVISOR, _CERTIFICATE_TEST_DIVISOR = 2, 4
 """The next test follows after half, or a quarter, more products: a step needs few tests, and a certificate more."""
 _PAIR_SHARE = 0.5
-"""Share of the mean squared entry that an eigenvector of T needs in the space of its row to be one of that space."""
+"""An eigenvector of T is one of the complete Krylov space of a row if its largest squared entry there is at least this
+share of the mean; otherwise it belongs to the zero vectors with which the row continued."""
 
 
 class RowLanczos:
@@ -91,14 +92,16 @@ def _normalised(vectors: Tensor, norms: Tensor) -> Tensor:
     return vectors * torch.where(norms > 0.0, 1.0 / norms, 0.0)[:, None]
 
 
-def step_spectra(process: RowLanczos, max_residual: Callable[[Tensor, Tensor, Tensor], Tensor], dim: int) -> Spectra:
+def step_spectra(
+    process: RowLanczos, relative_residuals: Callable[[Tensor, Tensor, Tensor], Tensor], dim: int
+) -> Spectra:
     """Return the eigenpairs of Krylov spaces that contain accurate steps.
 
     Parameters
     ----------
     process : RowLanczos
         Starts at the gradients.
-    max_residual : callable
+    relative_residuals : callable
         Maps eigenvalues, the gradients in their basis and the last entries of the eigenvectors times β to the quotients
         of the residuals of the steps and their tolerances.
     dim : int
@@ -107,7 +110,7 @@ def step_spectra(process: RowLanczos, max_residual: Callable[[Tensor, Tensor, Te
     for is_last in _tests(process, min(dim, MAX_DIM), _STEP_TEST_DIVISOR):
         values, vectors = process.eigenpairs()
         c = process.start_norm[:, None] * vectors[:, 0]
-        if is_last or bool((max_residual(values, c, process.beta[-1][:, None] * vectors[:, -1]) <= 1.0).all()):
+        if is_last or bool((relative_residuals(values, c, process.beta[-1][:, None] * vectors[:, -1]) <= 1.0).all()):
             break
     error = torch.full_like(process.start_norm, torch.inf)  # a bound needs a random start
     return _of_one_size(Spectra(values, process.ritz_vectors(vectors), c, error))

@@ -261,8 +261,8 @@ class Rows(Group):
     curvature_tol: Tensor
     first_value: Tensor
     best_grad_norm: Tensor
-    stall: Tensor
-    flat: Tensor
+    stalled_iterations: Tensor
+    flat_iterations: Tensor
     nit: Tensor
     nfev: Tensor
     njev: Tensor
@@ -297,8 +297,8 @@ class Rows(Group):
             curvature_tol=zero,
             first_value=point.value,
             best_grad_norm=torch.full_like(zero, torch.inf),
-            stall=count,
-            flat=count,
+            stalled_iterations=count,
+            flat_iterations=count,
             nit=count,
             nfev=torch.ones_like(count),
             njev=torch.ones_like(count),

@@ -64,7 +64,7 @@ _FIRST_LOSS_OUTLIER = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
 steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
 _FAR_LOWER = 0.9
-"""The first batches were outliers if the loss at the first point is lower by this share of that at the present one."""
+"""The first batches were outliers if the loss at the first point is lower than the present one by this share of it."""
 _ESCAPE_SHARE = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
 _CONFIRMED_RISE = 0.5
@@ -200,8 +200,8 @@ class MinibatchIteration:
             continues, changes = watch.compare_batches(state, x, value, self.settings.noise, oracle.space.eps)
             self._update_state(**changes)
             return self._second_order_step(x, oracle) if continues else self._first_averaged_step(x, value, oracle)
-        escaped = self._step_after_stagnation(x, oracle)
-        return self._averaged_iteration(x, oracle) if escaped is None else escaped
+        outcome = self._step_after_stagnation(x, oracle)
+        return self._averaged_iteration(x, oracle) if outcome is None else outcome
 
     # ------------------------------------------------------------------ the second-order phase
 
@@ -314,7 +314,7 @@ class MinibatchIteration:
         """
         settings, space = self.settings, oracle.space
         preconditioner = self._create_preconditioner(settings.metric, oracle.shapes, space.tensor(x))
-        check_preconditioner(settings.metric, preconditioner)
+        check_preconditioner(settings.metric, preconditioner, len(oracle.shapes))
         new = joining.new_parameters(self.state, oracle.shapes, space)
         if self._saved_tensors and not any(new):
             preconditioner.restore(self._saved_tensors)
@@ -584,7 +584,7 @@ class MinibatchIteration:
             return x
         return known[1] if known is not None and known[0] is x else x + difference
 
-    def moved(self, current: Tensor, target: Tensor, space: Space) -> None:
+    def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Compare the parameters with those of the last step, and expect other values from now on."""
         self.finish_step()
         before, after = (float(self._checksum(v, space)) % CHECKSUM_MODULUS for v in (current, target))

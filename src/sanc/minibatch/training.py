@@ -20,7 +20,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     `MinibatchIteration` and `SecondOrderTraining` have them. `rearrange` adapts the state after parameters have joined
     or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
     its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
-    phase, and `moved` is called with the parameters before and after they are moved from one to the other.
+    phase, and `on_move` is called with the parameters before and after they are moved from one to the other.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     ) -> None: ...
     def average(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
-    def moved(self, current: Tensor, target: Tensor, space: Space) -> None: ...
+    def on_move(self, current: Tensor, target: Tensor, space: Space) -> None: ...
 
 
 class SecondOrderTraining(Iteration):
@@ -72,5 +72,5 @@ class SecondOrderTraining(Iteration):
         """Return the point at which gradients are evaluated: x."""
         return x
 
-    def moved(self, current: Tensor, target: Tensor, space: Space) -> None:
+    def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Do nothing: both points of the averaged phase are x."""

@@ -44,7 +44,7 @@ from sanc.minimisation.objective import Unflatten, build_oracle, is_of_jax, torc
 from sanc.minimisation.preconditioners import precondition
 from sanc.minimisation.result import PointT, Result, cause_of_start
 from sanc.options import MinimizeArguments, MinimizeOptions
-from sanc.presets import compose, with_matrices, with_options
+from sanc.presets import compose, reject_sample_settings, with_matrices, with_options
 from sanc.ranks.compare import compare_call
 from sanc.ranks.group import Ranks, find_ranks
 from sanc.ranks.sums import SharedSum
@@ -273,6 +273,8 @@ def minimize(
         sampling = shown(settings["sampling"])
         raise ArgumentError(f"sampling = {sampling} has no effect without samples: pass batch_size, or leave it out.")
     on_samples = composed.on_samples and not grow_samples and any(size is not None for size in sizes)
+    if not on_samples:
+        reject_sample_settings(composed, settings)
     _reject_objective_sample(objective_batch_size if on_samples else None)
     _check_call(fun, args)
     derivatives: dict[str, Any] = {"jac": jac, "hess": hess, "hessp": hessp, "args": args, "hvp": hvp}

@@ -419,7 +419,7 @@ class Driver:
         assert self.last_leaves is not None
         current = self.last_leaves.read()
         target = cast(Tensor, iteration.average(current) if at_average else iteration.gradient_point(current))
-        iteration.moved(current, target, self.last_leaves.space())
+        iteration.on_move(current, target, self.last_leaves.space())
         self.last_leaves.write(target)
         self.at_average = at_average
 

@@ -187,9 +187,7 @@ class PreconditionedRun(Run):
         self._limit_accuracy()
 
     def _limit_accuracy(self) -> None:
-        """Set the tolerance to which models are minimised: ‖∇f(x)‖ is at most the norm of the gradient in z, Lᵀ∇f(x),
-        divided by the smallest singular value of L.
-        """
+        """Set the tolerance on the gradient in y to which models are minimised: ‖∇f(x)‖ ≤ ‖Lᵀ∇f(x)‖ / σ_min(L)."""
         self.iteration.set_tolerance(self.limits.tol * self.preconditioned_oracle.lower_factor.smallest)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:

@@ -186,15 +186,6 @@ class Exploration:
         (v,) = self.krylov.combine(self.spectrum.leftmost_vector)
         return v
 
-    def ritz_pairs(self, choose: Callable[[Floats, Floats], Sequence[int]]) -> tuple[Floats, list[Vector]]:
-        """Return Ritz values and vectors; `choose` selects them by the ascending values and their residual norms."""
-        if self.krylov is None or self.spectrum is None:
-            return np.empty(0), []
-        values = self.spectrum.values / self.product_scale
-        residuals = self.krylov.last_beta / self.product_scale * np.abs(self.spectrum.vectors[-1])
-        chosen = list(choose(values, residuals))
-        return values[chosen], self.krylov.combine(*self.spectrum.vectors[:, chosen].T) if chosen else []
-
 
 def _norm(space: Space, g: Vector) -> float:
     """Return ‖g‖, also if the squares of its entries overflow or underflow."""

@@ -89,7 +89,10 @@ class Preconditioner(ABC):
         They have at least one dimension. The three methods below follow from it; a preconditioner whose saved tensors
         have another layout has these three instead.
         """
-        raise NotImplementedError
+        raise ArgumentTypeError(
+            f"{type(self).__name__} has no state(), so that it cannot be saved: return one dict of tensors for each "
+            "parameter."
+        )
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that `update` and `refresh` change in place, so that a recording can restore them."""
@@ -134,12 +137,20 @@ class Metric(Protocol):
         ...
 
 
-def check_preconditioner(metric: Metric, preconditioner: object) -> None:
-    """Raise an error if a metric of the caller created something else than a preconditioner."""
+def check_preconditioner(metric: Metric, preconditioner: object, count: int) -> None:
+    """Raise an error if a metric created no preconditioner whose state can be saved for so many parameters."""
     if not isinstance(preconditioner, Preconditioner):
         raise ArgumentTypeError(
             f"metric = {shown(metric)} cannot be used: its create() returned {shown(preconditioner)}. Return an object "
             "of a subclass of sanc.Preconditioner."
+        )
+    if type(preconditioner).save is not Preconditioner.save:  # it has its own layout
+        return
+    saved = preconditioner.state()
+    if len(saved) != count:
+        raise ArgumentTypeError(
+            f"metric = {shown(metric)} cannot be saved: its preconditioner returned the state of {len(saved)} "
+            f"parameter{'s' * (len(saved) != 1)}, and the model has {count}. Return one dict of tensors for each."
         )
 
 

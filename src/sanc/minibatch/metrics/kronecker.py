@@ -162,7 +162,7 @@ class _Side:
         self.basis = torch.zeros_like(self.factor)
         self.basis.diagonal(dim1=1, dim2=2).fill_(1.0)
 
-    def refreshed(self) -> Tensor:
+    def refreshed_basis(self) -> Tensor:
         """Return the basis after a step of the power method: the orthonormal factor of (F + δI)Q.
 
         The columns are first sorted by QᵀFQ, largest first. δ leaves basis vectors in the null space of F unchanged, so
@@ -253,10 +253,10 @@ class _Stack:
 
         A diagonal V in the old basis has, with U = Q_newᵀQ_old, the diagonal (U∘U)V in the new one.
         """
-        new = self._rows.refreshed()
+        new = self._rows.refreshed_basis()
         moments = torch.bmm((new.mT @ self._rows.basis).square(), self._by_rows(self._second_moment))
         self._rows.basis.copy_(new)
-        moments, new = moments.view(self._second_moment.shape), self._columns.refreshed()
+        moments, new = moments.view(self._second_moment.shape), self._columns.refreshed_basis()
         moments = torch.bmm(self._by_columns(moments), (new.mT @ self._columns.basis).square().mT)
         self._columns.basis.copy_(new)
         self._second_moment.copy_(self._from_columns(moments))
