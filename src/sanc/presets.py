@@ -231,8 +231,10 @@ def _reject_ambiguous(method: Method, name: str, value: object) -> None:
     of_caller = [place for place, piece in owners if is_of_caller(piece)]
     if len(owners) > 1 and of_caller:
         kinds = " and ".join(type(piece).__name__ for _, piece in owners)
+        kind = next(type(piece).__name__ for place, piece in owners if place == of_caller[0])
         raise ArgumentError(
-            f"{name} = {shown(value)} is a setting of {kinds}: set it in the piece, as {of_caller[0]}=…({name}=…)."
+            f"{name} = {shown(value)} is a setting of {kinds}: set it in the piece, as "
+            f"{of_caller[0]}={kind}({name}={shown(value)})."
         )
 
 

@@ -22,7 +22,7 @@ from sanc.implicit.kinks import find_kink
 from sanc.implicit.linear import CUTOFF_EXPONENT, LinearSolution, solve, solve_least_squares
 
 _NEWTON_TOL = 1e-2
-"""Relative error of the last Newton step, which thus divides the gradient norm by about a hundred."""
+"""Relative error of the last Newton step, so that it divides ‖∇f‖ by about 100."""
 _DEGENERATE_CHANGE = 0.1
 """Relative change of the Hessian along the last Newton step from which the minimum counts as degenerate.
 

@@ -19,8 +19,8 @@ _SAME_EXPONENT = 0.25
 """Products count as equal up to the relative difference eps^(1/4), 1e-4 in float64. The first step has a truncation
 error of 64 eps^(2/3), 2e-9."""
 _LARGEST_SPREAD = 0.1
-"""Differences with all steps contradict a product if they differ from each other by at most this share of what they
-differ from it: their errors depend on the step, and that of a missing derivative does not."""
+"""The differences contradict a product if their spread is at most this fraction of their smallest distance from it:
+errors of differences depend on the step, and that of a missing derivative does not."""
 _MOST_GROUPS = 8
 """Groups of parameters, each of which is moved by itself, for two gradients."""
 

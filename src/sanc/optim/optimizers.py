@@ -15,7 +15,7 @@ from sanc.autograd.precision import full_precision
 from sanc.autograd.products import OPTIMIZER_HVP_MODES, OptimizerHvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
-from sanc.core.model import SAMPLED_KRYLOV_DIM
+from sanc.core.model import SAMPLED_KRYLOV_DIM, KrylovModel
 from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown, warn
@@ -428,14 +428,13 @@ class CubicOptimizer(Optimizer):
 
 def _with_krylov_limit(method: Method, options: Mapping[str, Any]) -> Method:
     """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
-    if getattr(method.model, "krylov_dim", SAMPLED_KRYLOV_DIM) is not None:
+    if not isinstance(method.model, KrylovModel) or method.model.krylov_dim is not None:
         return method
     if "krylov_dim" in options:
         raise ArgumentError(
             "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
         )
-    model: Any = method.model
-    return replace(method, model=replace(model, krylov_dim=SAMPLED_KRYLOV_DIM))
+    return replace(method, model=replace(method.model, krylov_dim=SAMPLED_KRYLOV_DIM))
 
 
 def _checked_params(params: Any) -> list[Any]:
