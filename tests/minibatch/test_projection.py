@@ -14,6 +14,7 @@ PROJECTIONS = {
     "masked": lambda ps: [p.mul_(torch.arange(p.numel()).reshape(p.shape) % 2 == 0) for p in ps if p.ndim > 1],
     "of bounded norm": lambda ps: [p.copy_(torch.renorm(p, 2, 0, 0.3)) for p in ps if p.ndim > 1],
     "not negative": lambda ps: [p.clamp_(min=0) for p in ps],
+    "reflected at 0": lambda ps: [p.abs_() for p in ps],
     "with rows of norm 1": lambda ps: [p.div_(p.norm(dim=1, keepdim=True)) for p in ps if p.ndim > 1],
 }
 

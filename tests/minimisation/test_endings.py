@@ -276,6 +276,15 @@ def test_a_saddle_below_the_error_of_differences_is_no_success(offset, tol):
         assert "subtract a constant" in res.message
 
 
+@pytest.mark.parametrize("scale", [1e6, 1e20, 1e100])
+def test_a_minimum_to_the_last_bits_of_x_is_a_success(scale):
+    """f is tiny beside the change of f by one rounding error of x, which is no noise."""
+    for n in (2, 5, 6, 9, 12):
+        fun = lambda x: scale * (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+        result = sanc.minimize(fun, torch.zeros(n, dtype=torch.float64))
+        assert result.success and float((result.x - 1.0).abs().max()) < 1e-14
+
+
 @pytest.mark.parametrize("width", [1.0, 1e-3, 1e-6])
 def test_a_start_at_a_sharp_minimum_is_not_inconsistent(width):
     def fun(x):

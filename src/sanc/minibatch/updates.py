@@ -88,13 +88,16 @@ def adapted_offset(state: MinibatchState, x: Tensor, space: Space) -> tuple[Tens
     """Return z − x and, while the caller projects x, the changes that put entries back to their values before the step.
 
     Such an entry is at a bound, and its change points into the feasible set. An entry of the offset with the opposite
-    sign would lead out of it again, and grow from step to step: it is set to zero. Other entries are kept, also those
+    sign would lead out of it again, and grow from step to step: it is set to zero. Entries of which the caller has
+    changed the sign alone, as |x| does, are reflected at a bound and count as such. Other entries are kept, also those
     that a projection has scaled.
     """
     offset = None if state.offset is None else space.tensor(state.offset)
     if not state.projection_countdown or state.last_written_x is None or state.last_x is None:
         return offset, None
-    caller_change = torch.where(x == space.tensor(state.last_x), x - space.tensor(state.last_written_x), 0.0)
+    written = space.tensor(state.last_written_x)
+    is_at_bound = (x == space.tensor(state.last_x)) | (x == -written)
+    caller_change = torch.where(is_at_bound, x - written, 0.0)
     return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
 
 

@@ -325,8 +325,8 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
 def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
-    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). With differenced
-    gradients, changes of f due to rounding the points do not count as noise.
+    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f due to
+    rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
     """
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, length_scale, seed)])
@@ -334,6 +334,8 @@ def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _R
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
         by_points = _POINT_ROUNDING * float(np.max(np.abs(np.diff(values)))) if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
+        return ""
+    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, length_scale):
         return ""
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
 

@@ -142,16 +142,20 @@ def _roundoff_ending(run: Run) -> Ending:
 
     The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
     an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f. With a differenced gradient they may predict one. Then
-    `error_is_negligible` decides; if it returns False, the run ends with this cause.
+    must therefore predict no decrease beyond the roundoff of f, or its change by rounding x. With a differenced
+    gradient they may predict one. Then `error_is_negligible` decides; if it returns False, the run ends with this
+    cause.
     """
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
-    predicts_none = all(record.model_decrease <= limit * abs(record.value) for record in run.history[-STALL_LIMIT:])
-    if not (predicts_none or oracle.differenced_gradient):
-        return Ending(Status.STALLED)
     with oracle.uncounted():
         error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.length_scale), None
+        by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
+        predicts_none = all(
+            record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
+        )
+        if not (predicts_none or oracle.differenced_gradient):
+            return Ending(Status.STALLED)
         is_roundoff = predicts_none and space.norm(g) <= error
         if not is_roundoff:
             truncation = oracle.truncation_error(run.x)
