@@ -38,8 +38,9 @@ _REMEDY_FOR_OPTIONS = (
 _REMEDY_FOR_CALLS = "call load_state_dict and add_param_group on all ranks, between the same steps."
 
 _REMEDY_FOR_VALUES = (
-    "it was changed on one rank only, eval() or train() of the optimiser was called on one rank only, or the ranks have "
-    "trained different models. Change parameters and call these methods on all ranks alike, use ranks on one kind of device, and load a checkpoint to continue."
+    "it was changed on one rank only, or eval() or train() was called on one rank only, or the ranks have "
+    "trained different models. Change parameters and call these methods on all ranks alike, use ranks on one kind of "
+    "device, and load a checkpoint to continue."
 )
 
 
