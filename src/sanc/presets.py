@@ -14,7 +14,7 @@ from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
 from sanc.core.dense import DenseModel
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
 from sanc.core.method import Method, settings_of
-from sanc.core.model import CubicModel, KrylovModel, NoModel
+from sanc.core.model import SAMPLED_KRYLOV_DIM, CubicModel, KrylovModel, NoModel
 from sanc.core.settings import Piece, is_of_caller
 from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentError, nearest, one_of, shown
@@ -155,6 +155,17 @@ def with_matrices(method: Method) -> Method:
     if type(model) is not CubicModel or not model.uses_forcing_term:
         return method
     return replace(method, model=DenseModel.of(model))
+
+
+def with_krylov_limit(method: Method, options: Mapping[str, Any]) -> Method:
+    """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
+    if not isinstance(method.model, KrylovModel) or method.model.krylov_dim is not None:
+        return method
+    if "krylov_dim" in options:
+        raise ArgumentError(
+            "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
+        )
+    return replace(method, model=replace(method.model, krylov_dim=SAMPLED_KRYLOV_DIM))
 
 
 def changes_from(base: Method, method: Method) -> list[str]:

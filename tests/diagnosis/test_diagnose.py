@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import random
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from torch import nn
 
 import sanc
 from sanc.core.spectrum.curvature import find_extremes, quadrature
+from sanc.diagnosis import measuring
 from sanc.minimisation.objective import build_oracle
 
 COUNT = itertools.count(1)
@@ -386,6 +388,24 @@ class Wrong(torch.autograd.Function):
     def backward(ctx, u):
         (x,) = ctx.saved_tensors
         return u * torch.stack([x[1].detach(), x[0]])
+
+
+def test_asymmetry_within_the_error_of_differences_is_roundoff(monkeypatch):
+    """As where a network fits all rows: differences of gradients would be no better, and no operator is wrong."""
+
+    def find(*args, **options):
+        return replace(find_extremes(*args, **options), ritz_error=math.inf)
+
+    monkeypatch.setattr(measuring, "find_extremes", find)
+    torch.manual_seed(0)
+    model, data = (
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+        [(torch.randn(32, 6), torch.arange(32) % 3)],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, hvp="double-backward")
+    assert report.hvp == "double-backward" and "roundoff" in str(report)
 
 
 def test_asymmetric_products_are_replaced_by_differences():

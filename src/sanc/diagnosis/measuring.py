@@ -21,7 +21,7 @@ from sanc.autograd.guards import autocast_of
 from sanc.autograd.leaves import Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
-from sanc.autograd.products import HVP_MODES, HvpMode
+from sanc.autograd.products import HVP_MODES, FiniteDifference, HvpMode
 from sanc.autograd.randomness import UndoneDraws
 from sanc.core.space import Floats
 from sanc.core.spectrum.curvature import Extremes, find_extremes
@@ -209,6 +209,8 @@ def diagnose(
             oracle.unbind()
 
 
+_CONTRADICTING_ERRORS = 10.0
+"""Differences of gradients contradict a product if they differ from it by more than this many times their error."""
 _ASYMMETRIC = (
     "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
     'hvp="finite-difference", which needs first derivatives only.'
@@ -301,7 +303,7 @@ class _Measurement:
         try:
             self.extremes: Extremes = find()
             wasted = 0
-            if self.extremes.ritz_error == math.inf and self.oracle.hvp != "finite-difference":
+            if self.extremes.ritz_error == math.inf and self._differences_contradict(seed):
                 self.oracle.fall_back(SecondDerivativeError(_ASYMMETRIC))
                 self.extremes.operator.release()
                 wasted, self.extremes = self.extremes.products, find()
@@ -328,6 +330,19 @@ class _Measurement:
         self.products = wasted + self.extremes.products + self.dimension.products
         if not self.keeps_basis:
             self.products += self.extremes.krylov.dim - 1  # of the second pass
+
+    def _differences_contradict(self, seed: int) -> bool:
+        """Whether a product differs from a difference of gradients by more than the error of that difference.
+
+        Otherwise the asymmetry is roundoff, as where a network fits all rows and its Hessian is almost zero.
+        """
+        if self.oracle.hvp == "finite-difference":
+            return False
+        space, differences = self.oracle.space, FiniteDifference(self.oracle, self.x, self.sample)
+        v = space.normal(np.random.default_rng(seed))
+        v = v / space.norm(v)
+        product, difference = 1.0 * self.extremes.operator(v), differences(v)
+        return space.norm(product - difference) > _CONTRADICTING_ERRORS * differences.error(v, difference)
 
     def _loss(self, x: Any, sample: Sample) -> float:
         return self.oracle.evaluate(x, sample)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Never, Unpack
 
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from sanc.autograd.precision import full_precision
 from sanc.autograd.products import OPTIMIZER_HVP_MODES, OptimizerHvpMode
 from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
-from sanc.core.model import SAMPLED_KRYLOV_DIM, KrylovModel
 from sanc.core.record import Record
 from sanc.core.saved import require_mapping
 from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown, warn
@@ -34,7 +32,7 @@ from sanc.optim.checkpoints import (
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group, label_of, leaves_to_optimise, require_full_precision
 from sanc.options import OptimizerOptions
-from sanc.presets import PRESETS, changes_from, compose, with_options
+from sanc.presets import PRESETS, changes_from, compose, with_krylov_limit, with_options
 from sanc.ranks.find import find_mode
 from sanc.ranks.group import DEFAULT
 
@@ -150,7 +148,7 @@ class CubicOptimizer(Optimizer):
         for name in sorted(options.keys() & _OF_MINIMIZE.keys()):
             problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
             raise ArgumentError(f"{problem}: leave it out, since {_OF_MINIMIZE[name]}.")
-        method = _with_krylov_limit(compose(self.method, preset, options, arguments), options)
+        method = with_krylov_limit(compose(self.method, preset, options, arguments), options)
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
@@ -189,7 +187,7 @@ class CubicOptimizer(Optimizer):
     def _preset_and_changes(self) -> str:
         """Return the preset that the method is nearest to, and the settings and arguments that were changed."""
         method = self._driver.method
-        bases = {name: _with_krylov_limit(compose(self.method, name, {}), {}) for name in PRESETS}
+        bases = {name: with_krylov_limit(compose(self.method, name, {}), {}) for name in PRESETS}
         changes = {name: changes_from(base, method) for name, base in bases.items()}
         preset = min(changes, key=lambda name: len(changes[name]))
         changed = changes[preset] + [f"{name}={shown(value)}" for name, value in self._changed_arguments.items()]
@@ -424,17 +422,6 @@ class CubicOptimizer(Optimizer):
             raise ArgumentError(text) from problem
         restore(self._driver, run_state, *loaded)
         self.state.clear()  # the iteration holds the vectors
-
-
-def _with_krylov_limit(method: Method, options: Mapping[str, Any]) -> Method:
-    """Return the method with a limit on the dimension of Krylov spaces, if it has none."""
-    if not isinstance(method.model, KrylovModel) or method.model.krylov_dim is not None:
-        return method
-    if "krylov_dim" in options:
-        raise ArgumentError(
-            "krylov_dim = None cannot be used here: pass the largest number of Lanczos iterations, such as 5."
-        )
-    return replace(method, model=replace(method.model, krylov_dim=SAMPLED_KRYLOV_DIM))
 
 
 def _checked_params(params: Any) -> list[Any]:
