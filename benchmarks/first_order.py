@@ -48,7 +48,7 @@ from benchmarks.reporting import markdown_table, number
 from sanc.lab.peers import FIRST_ORDER, first_order
 from sanc.lab.statistics import below, equivalent, holm
 
-SETS = ("w1a", "a9a", "breast_cancer")
+SETS = ("w1a", "w8a", "a9a", "ijcnn1", "higgs", "breast_cancer")
 SEEDS = 10
 PAPER = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
 RATES = {
