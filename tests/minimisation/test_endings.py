@@ -324,8 +324,8 @@ def test_a_start_very_close_to_a_saddle_is_left(fun, value, dtype, starts):
         x0 = torch.tensor([1.0, -0.5, 0.7], dtype=dtype) * start
         result = sanc.minimize(fun, x0)
         assert result.status is Status.SECOND_ORDER and float(result.fun) == pytest.approx(value, rel=1e-4)
-        many = sanc.minimize_many(fun, x0.double().expand(2, -1))
-        assert many.success.all() and many.fun.tolist() == pytest.approx([value] * 2, rel=1e-4)
+    many = sanc.minimize_many(fun, torch.stack([x0.double(), 1e6 * x0.double()]))
+    assert many.success.all() and many.fun.tolist() == pytest.approx([value] * 2, rel=1e-4)
 
 
 @pytest.mark.parametrize(
