@@ -63,8 +63,8 @@ class MonitoredLanczos:
     difference_error_squared : float
         Sum of the squared errors of differences of gradients.
     asymmetry_squared : float
-        Sum of the squares of projections that reorthogonalisation removed, and that are zero for a symmetric matrix.
-        They are those on all but the last two vectors, and the excess over β on the last but one.
+        Sum of the squares of projections that are zero for a symmetric matrix: those on all but the last two vectors
+        that reorthogonalisation removed, and the excess over β on the last but one.
     neglected_beta : float
         The last β, if it was treated as roundoff.
     product_scale : float
@@ -82,7 +82,8 @@ class MonitoredLanczos:
         first = start()
         self.start: Any = first if store else None
         redraw = None if store else start
-        self.lanczos = Lanczos(self._product, first, space, store=store, reorthogonalise=store, redraw=redraw)
+        options: dict[str, Any] = {"store": store, "reorthogonalise": store, "project": True}
+        self.lanczos = Lanczos(self._product, first, space, **options, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
         self.product_scale = 1.0
@@ -118,9 +119,7 @@ class MonitoredLanczos:
         self.krylov.extend()
         if self.krylov.is_invariant:
             self.neglected_beta = float(self.lanczos.columns[-1][1])
-        if self.lanczos.projections is None:  # vectors that are not kept cannot show asymmetry
-            return
-        *deviations, _ = self.space.read([self.lanczos.projections])  # without the last one, α
+        *deviations, _ = self.space.read(self.lanczos.projections)  # without the last one, α
         if deviations:
             deviations[-1] -= previous_beta
         self.asymmetry_squared += sum(deviation * deviation for deviation in deviations)

@@ -56,13 +56,16 @@ class Lanczos:
         A vector g whose projections qᵀg are returned after α and β.
     redraw : callable, optional
         Returns the start vector again. Then it is not kept either, unless `store`.
+    project : bool
+        Compute `projections` without reorthogonalisation, too.
 
     Attributes
     ----------
     columns : list of lists
         (α_j, β_j), and qᵀg with `gradient`; unread.
-    projections : vector or None
-        With `reorthogonalise`, the projections of the last product on all vectors of Q, unread.
+    projections : list
+        With `reorthogonalise`, the projections of the last product on all vectors of Q, and otherwise on the last two;
+        unread.
     """
 
     def __init__(
@@ -76,15 +79,17 @@ class Lanczos:
         reorthogonalise: bool = False,
         gradient: Vector | None = None,
         redraw: Callable[[], Vector] | None = None,
+        project: bool = False,
     ) -> None:
         self.space = space
         self.max_dim = min(max_dim or space.dim, space.dim)
         self.columns: list[list[Scalar]] = []
         self.unread_start_norm = space.unread_norm(start)
-        self.projections: Any = None
+        self.projections: list[Any] = []
         self._product = product
         self._start: Vector | None = start
         self._redraw = redraw
+        self._project = project
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._gradient = gradient
@@ -117,13 +122,16 @@ class Lanczos:
         r = self._product(q)
         if self._reorthogonalise:
             basis = self._basis[: j + 1]
-            self.projections = space.orthogonalise(r, basis)
-            alpha = self.projections[-1]
+            projections = space.orthogonalise(r, basis)
+            alpha, self.projections = projections[-1], [projections]
             space.orthogonalise(r, basis)  # again, because of roundoff: "twice is enough" (Kahan; Parlett 1980)
         else:
+            has_overlap = self._project and previous is not None
+            self.projections = [space.inner(previous, r)] if has_overlap else []
             if previous is not None:
                 space.subtract(r, self.columns[-1][1], previous)
             alpha = space.inner(q, r)
+            self.projections.append(alpha)
             space.subtract(r, alpha, q)
         self._residual = r
         projection = [] if self._gradient is None else [space.inner(q, self._gradient)]
