@@ -92,10 +92,11 @@ def measure_dimension(
     known : mapping
         Orthonormal eigenvectors by the index of their Ritz pair.
     seeds, count : iterable, int
-        Seeds of the random starts, and how many there are.
+        Seeds of the random starts, and how many there are. Fewer are used where the error of products is the largest.
     """
-    dim, complement_dim, indices = oracle.space.dim, oracle.space.dim - len(known), [*known]
+    dim, complement_dim = oracle.space.dim, oracle.space.dim - len(known)
     quadratures: list[_Quadrature] = []
+    dimension: Dimension | None = None
     products = 0
     for seed in seeds if complement_dim else ():
         if time_is_up():
@@ -113,11 +114,22 @@ def measure_dimension(
         )
         quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)
-    if not quadratures:
-        krylov, scale = extremes.krylov, extremes.product_scale
-        if complement_dim:  # the start of the bounds is the only one
-            complement_dim, indices = dim, []
-        quadratures = [_quadrature(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
+        dimension = _participation_ratio(extremes, dim, [*known], quadratures, products)
+        if dimension.limited_by_roundoff:  # more starts do not reduce the error of products
+            break
+    if dimension is not None:
+        return dimension
+    krylov, scale = extremes.krylov, extremes.product_scale
+    indices = [] if complement_dim else [*known]  # the start of the bounds is the only one
+    quadratures = [_quadrature(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
+    return _participation_ratio(extremes, dim, indices, quadratures, products)
+
+
+def _participation_ratio(
+    extremes: Extremes, dim: int, indices: list[int], quadratures: list[_Quadrature], products: int
+) -> Dimension:
+    """Return the participation ratio by the eigenpairs of these indices, and quadratures on their complement."""
+    complement_dim = dim - len(indices)
     eigenvalues = extremes.values[indices]
     weights = [
         np.full(len(indices), 1.0 / dim),
