@@ -25,7 +25,8 @@ _CONVERGED = 0.05
 _KEPT_ENTRIES = 2**27
 """Entries of all eigenvectors that are kept: 0.5 GB in float32."""
 _LEAST_STEPS, _MOST_STEPS = 8, 32
-"""Lanczos iterations of a random start. They end in between when the quadrature error is below the standard error."""
+"""Lanczos iterations of a random start. They end in between when the quadrature error is below the standard error, or
+the error of products above both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +99,21 @@ def measure_dimension(
     quadratures: list[_Quadrature] = []
     dimension: Dimension | None = None
     products = 0
+
+    def suffices(alpha: Floats, beta: Floats) -> bool:
+        if time_is_up():
+            return True
+        current = _quadrature(alpha, beta, complement_dim)
+        return len(alpha) >= _LEAST_STEPS and (
+            complement_dim * current.mean_abs_error <= _standard_error_of_trace(current, complement_dim, count)
+            or _participation_ratio(extremes, dim, [*known], [*quadratures, current], products).limited_by_roundoff
+        )
+
     for seed in seeds if complement_dim else ():
         if time_is_up():
             break
         alpha, beta = quadrature(
-            oracle,
-            x,
-            seed,
-            max_dim=_MOST_STEPS,
-            suffices=lambda a, b: (
-                time_is_up() or _suffices(_quadrature(a, b, complement_dim), len(a), complement_dim, count)
-            ),
-            store=store,
-            without=[*known.values()],
+            oracle, x, seed, max_dim=_MOST_STEPS, suffices=suffices, store=store, without=[*known.values()]
         )
         quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)
@@ -157,14 +160,9 @@ def _participation_ratio(
     return Dimension(ratio, math.hypot(sampling, product_error), product_error > sampling, *density, products)
 
 
-def _suffices(quadrature: _Quadrature, steps: int, complement_dim: int, count: int) -> bool:
-    """Whether the quadrature error of n∫|λ| is below its standard error over all starts.
-
-    For a normal start its variance is twice the trace of H².
-    """
-    return steps >= _LEAST_STEPS and complement_dim * quadrature.mean_abs_error <= math.sqrt(
-        2.0 * complement_dim * quadrature.mean_square / count
-    )
+def _standard_error_of_trace(quadrature: _Quadrature, dim: int, count: int) -> float:
+    """Return the standard error of the trace of |H| over the starts: a normal start has twice the trace of H²."""
+    return math.sqrt(2.0 * dim * quadrature.mean_square / count)
 
 
 def _quadrature(alpha: Floats, beta: Floats, dim: int) -> _Quadrature:
