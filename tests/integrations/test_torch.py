@@ -187,6 +187,44 @@ def earlier_passes(kind, net, model):
         torch.autograd.grad((code(x) - y).square().mean(), list(other.parameters()))
 
 
+MATRIX = torch.diag(torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64))
+
+
+def ridge(x, penalty):
+    return (MATRIX @ x - 1.0).square().sum() + penalty.exp() * (x * x).sum()
+
+
+def ridge_residuals(x):
+    return MATRIX @ x - 1.0
+
+
+COMPILED = {
+    "argmin": lambda x, penalty: sanc.argmin(ridge, x, penalty),
+    "minimize": lambda x, penalty: sanc.minimize(ridge, x, args=(penalty.detach(),)).x * penalty,
+    "minimize_many": lambda x, penalty: (
+        sanc.minimize_many(ridge, x.expand(2, 3), penalty.detach().expand(2)).x[1] * penalty
+    ),
+    "least_squares": lambda x, penalty: sanc.least_squares(ridge_residuals, x).x * penalty,
+    "curve_fit": lambda x, penalty: sanc.curve_fit(lambda t, a: a * t, x + 1.0, x + 2.0, x[:1])[0] * penalty,
+    "certificate": lambda x, penalty: penalty * sanc.certificate(ridge, x, args=(penalty.detach(),)).lambda_min,
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_minimisation_inside_a_compiled_function_runs_as_written(name):
+    """Tracing the minimiser fails: its numbers become symbols, which have no order."""
+
+    def value(penalty):
+        return (COMPILED[name](torch.zeros(3, dtype=torch.float64), 2.0 * penalty) * 3.0).sum()
+
+    results = []
+    for function in (value, torch.compile(value, backend="eager")):
+        penalty = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        found = function(penalty)
+        results.append((found.detach(), torch.autograd.grad(found, penalty)[0]))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
 @pytest.mark.parametrize(("kind", "preset"), [
     ("none", "robust"), ("this model", "robust"), ("another model", "robust"), ("this model", "paper"),
 ])  # fmt: skip

@@ -11,16 +11,20 @@ the gradients of the ranks, and `sanc.optim.first_step` a GradScaler from the gr
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
+
+P = ParamSpec("P")
+ReturnT = TypeVar("ReturnT")
 
 
 def accumulated_batches(parameters: Sequence[Tensor]) -> int:
@@ -60,6 +64,18 @@ def is_imported(package: str) -> bool:
 def is_traced() -> bool:
     """Return whether torch.compile is tracing the calling function, instead of running it."""
     return torch.compiler.is_compiling()
+
+
+def runs_uncompiled(function: Callable[P, ReturnT]) -> Callable[P, ReturnT]:
+    """Return a function that runs as it was written where a function under torch.compile calls it: the graph breaks."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> ReturnT:
+        if is_traced():
+            return torch.compiler.disable(function)(*args, **options)  # type: ignore[no-any-return, no-untyped-call]
+        return function(*args, **options)
+
+    return call
 
 
 class _Uncompiled:

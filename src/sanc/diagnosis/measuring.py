@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sanc.autograd.generators import derive_seed
-from sanc.autograd.guards import autocast_of
+from sanc.autograd.guards import autocast_of, runs_uncompiled
 from sanc.autograd.leaves import Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
@@ -60,6 +60,7 @@ _HELD_OUT_DIVISOR = 4
 """Without held-out batches of the caller, the last quarter of the batches is held out, and at least one."""
 
 
+@runs_uncompiled
 def diagnose(
     model: nn.Module,
     loss: Callable[..., Tensor],

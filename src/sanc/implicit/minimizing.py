@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, overload
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import (
     ArgumentError,
@@ -71,6 +72,7 @@ def argmin(
 ) -> tuple[Tensor, Solution]: ...
 @overload
 def argmin(fun: Function, x0: Any, theta: Any, *, details: bool = ..., **options: Unpack[ArgminArguments]) -> Any: ...
+@runs_uncompiled
 def argmin(
     fun: Function,
     x0: Any,

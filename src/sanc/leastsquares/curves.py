@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import Bounds, OptimizeWarning
 from torch import Tensor
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.core.space import Floats
 from sanc.errors import (
     ArgumentError,
@@ -41,6 +42,7 @@ _ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
 """Words of the errors of NumPy and torch for an array where one number is needed."""
 
 
+@runs_uncompiled
 def curve_fit(
     f: Callable[..., Any],
     xdata: Any,

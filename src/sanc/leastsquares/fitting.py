@@ -16,6 +16,7 @@ from scipy.optimize import Bounds
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.core.acceptance import RatioTest
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
@@ -71,6 +72,7 @@ def least_squares(
 def least_squares(
     fun: Callable[..., Any], x0: Any, jac: Jacobian = ..., bounds: Any = ..., **others: Unpack[LeastSquaresArguments]
 ) -> LeastSquaresResult[Any]: ...
+@runs_uncompiled
 def least_squares(
     fun: Callable[..., Any],
     x0: Any,

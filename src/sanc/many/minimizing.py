@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.core.bounded.bounds import Box
 from sanc.core.space import Space
 from sanc.core.units import default_tolerance
@@ -41,6 +42,7 @@ LARGEST_DIM = 512
 """Variables of a row for which Hessians are dense; 512² numbers are 2 MB in float64."""
 
 
+@runs_uncompiled
 def minimize_many(
     fun: Callable[..., Any],
     x0: Any = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE, Certificate, probe
 from sanc.errors import is_number, one_of, require, require_integer, require_number
@@ -13,6 +14,7 @@ from sanc.minimisation.objective import build_oracle, torch_modes
 __all__ = ["Certificate", "certificate"]
 
 
+@runs_uncompiled
 def certificate(
     fun: Any,
     x: Any,

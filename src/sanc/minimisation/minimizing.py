@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import HessianUpdateStrategy, OptimizeWarning
 
+from sanc.autograd.guards import runs_uncompiled
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.iteration import Iteration
@@ -118,6 +119,7 @@ def minimize(
     jac: JacArgument = ...,
     **others: Unpack[MinimizeArguments],
 ) -> Result[Any]: ...
+@runs_uncompiled
 @_accepts_options
 def minimize(
     fun: Any,
