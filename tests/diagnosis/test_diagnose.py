@@ -18,7 +18,6 @@ from torch import nn
 
 import sanc
 from sanc.core.spectrum.curvature import find_extremes, quadrature
-from sanc.diagnosis import measuring
 from sanc.minimisation.objective import build_oracle
 
 COUNT = itertools.count(1)
@@ -396,7 +395,7 @@ def test_asymmetry_within_the_error_of_differences_is_roundoff(monkeypatch):
     def find(*args, **options):
         return replace(find_extremes(*args, **options), ritz_error=math.inf)
 
-    monkeypatch.setattr(measuring, "find_extremes", find)
+    monkeypatch.setattr("sanc.diagnosis.curvature.find_extremes", find)
     torch.manual_seed(0)
     model, data = (
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
