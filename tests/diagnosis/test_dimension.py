@@ -114,7 +114,7 @@ def test_converged_pairs_are_the_largest_that_fit(monkeypatch):
     pairs = converged_pairs(found, 700, keeps_basis=True)
     assert len(pairs) >= 10 and np.allclose(found.values[pairs[-10:]], np.linspace(1, 5, 10), rtol=1e-2)
     assert set(converged_pairs(found, 700, keeps_basis=False)) <= {0, len(found.values) - 1}
-    monkeypatch.setattr("sanc.diagnosis.dimension._KEPT_ENTRIES", 3 * 700)
+    monkeypatch.setattr("sanc.diagnosis.dimension._MAX_EIGENVECTOR_ENTRIES", 3 * 700)
     assert converged_pairs(found, 700, keeps_basis=True) == pairs[-3:]
 
 

@@ -63,7 +63,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("entries", [2**22, 200, 1])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_columns_in_blocks_are_the_hessian(name, entries, monkeypatch):
-    monkeypatch.setattr(curvature_module, "_COLUMN_ENTRIES", entries)
+    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", entries)
     f, x = FUNCTIONS[name], random(12)
     exact = torch.autograd.functional.hessian(f, x)
     assert torch.allclose(hessian_columns(gradient_of(f), x, None), exact, atol=1e-12)
@@ -75,7 +75,7 @@ def test_small_blocks_are_not_used_in_a_large_space(monkeypatch):
     B = random(300, 120, seed=2)
     gradient = gradient_of(lambda x: torch.nn.functional.softplus(B @ x).sum())
     assert hessian_columns(gradient, random(120), None).shape == (120, 120)
-    monkeypatch.setattr(curvature_module, "_COLUMN_ENTRIES", 1000)
+    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", 1000)
     assert hessian_columns(gradient, random(120), None) is None
 
 

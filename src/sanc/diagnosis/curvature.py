@@ -22,6 +22,7 @@ _ASYMMETRIC = (
     "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
     'hvp="finite-difference", which needs first derivatives only.'
 )
+"""The warning if differences of gradients contradict asymmetric products."""
 
 
 @dataclass(frozen=True)

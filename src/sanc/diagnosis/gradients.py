@@ -12,7 +12,7 @@ from torch import Tensor
 from sanc.autograd.leaves import PartMoments, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.errors import ArgumentError, NonFiniteError
-from sanc.optim.first_step import SAME_LOSS
+from sanc.optim.first_step import LOSS_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _require_finite(value: float, grad_norm: float) -> None:
 
 def _require_repeatable(value: float, again: float) -> None:
     """Raise an error if two evaluations at the same parameters differ."""
-    if not abs(again - value) <= SAME_LOSS * max(abs(again), abs(value)):
+    if not abs(again - value) <= LOSS_TOLERANCE * max(abs(again), abs(value)):
         raise ArgumentError(
             f"loss is {value!r} and then {again!r} at the same parameters: draw random numbers from the generators of "
             "torch, NumPy or random alone, and pass batches that do not change."

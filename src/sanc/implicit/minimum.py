@@ -23,15 +23,17 @@ from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.objective import torch_modes
 
-_LARGEST_ERROR = 1e-2
+_MAX_DERIVATIVE_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
 _DEFAULT_RTOL = 3e-7
 """Default bound on the relative error of a linear system that is solved by products, unless √eps is larger."""
 _BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
+"""What to do about a multiplier of zero."""
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
     'pseudo-inverse, or "warn" to use the derivative all the same.'
 )
+"""What to do about another minimum that cannot be differentiated reliably."""
 
 
 class DifferentiableMinimum:
@@ -149,7 +151,7 @@ class DifferentiableMinimum:
             Derivative(error, error * norm_v if norm_v > 0.0 else 0.0, error, solution.residual, solution.products)
         )
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
-        if not error <= _LARGEST_ERROR and not has_warned:
+        if not error <= _MAX_DERIVATIVE_ERROR and not has_warned:
             report_singular(
                 f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
                 f"({self._curvature()})",

@@ -15,13 +15,13 @@ from sanc.implicit.derivatives import gradient, pull_back
 _STEP_EXPONENT, _STEP_FACTORS = 1 / 3, (8.0, 1.0, 1 / 8)
 """Steps of central differences, relative to the size of a parameter: eps^(1/3), which balances truncation and roundoff,
 and an eighth and eight times that. If the first difference agrees with the product, the others are not made."""
-_SAME_EXPONENT = 0.25
+_EQUAL_PRODUCTS_EXPONENT = 0.25
 """Products count as equal up to the relative difference eps^(1/4), 1e-4 in float64. The first step has a truncation
 error of 64 eps^(2/3), 2e-9."""
-_LARGEST_SPREAD = 0.1
+_MAX_SPREAD_FRACTION = 0.1
 """The differences contradict a product if their spread is at most this fraction of their smallest distance from it:
 errors of differences depend on the step, and that of a missing derivative does not."""
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 """Groups of parameters, each of which is moved by itself, for two gradients."""
 
 
@@ -122,8 +122,8 @@ def examine_mixed(
         for index, part in exact.items():
             mixed.norms.update(index, _norm(part), _norm(u))
         image = torch.zeros_like(x)
-        for first in range(min(len(chosen), _MOST_GROUPS)):
-            group = chosen[first::_MOST_GROUPS]
+        for first in range(min(len(chosen), _MAX_GROUPS)):
+            group = chosen[first::_MAX_GROUPS]
             expected = float(sum((exact[index] * directions[index]).sum() for index in group))
             differences = _Differences(partial(difference, group), u, expected)
             if differences.contradict:
@@ -175,10 +175,10 @@ class _Differences:
                 return
             self.first = image if self.first is None else self.first
             self.found.append(found)
-            if abs(found - expected) <= eps**_SAME_EXPONENT * max(abs(found), abs(expected)):
+            if abs(found - expected) <= eps**_EQUAL_PRODUCTS_EXPONENT * max(abs(found), abs(expected)):
                 return
         spread = max(self.found) - min(self.found)
-        self.contradict = spread <= _LARGEST_SPREAD * min(abs(found - expected) for found in self.found)
+        self.contradict = spread <= _MAX_SPREAD_FRACTION * min(abs(found - expected) for found in self.found)
 
 
 def _norm(tensor: Tensor) -> float:

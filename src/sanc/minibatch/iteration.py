@@ -57,19 +57,19 @@ from sanc.minibatch.metrics.base import (
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import MinibatchState
 
-_FIRST_PROBE = 100
+_FIRST_PROBE_STEP = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
-_FIRST_LOSS_OUTLIER = 100.0
+_FIRST_LOSS_OUTLIER_FACTOR = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
 steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
-_FAR_LOWER = 0.9
+_OUTLIER_LOSS_FRACTION = 0.9
 """The first batches were outliers if the loss at the first point is lower than the present one by this share of it."""
-_ESCAPE_SHARE = 0.5
+_MIN_ESCAPE_FRACTION = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
-_CONFIRMED_RISE = 0.5
+_CONFIRMED_RISE_FRACTION = 0.5
 """Steps caused a rise of the loss if one batch shows this share of it."""
-_ETA_REDUCTION = 0.5
+_ETA_REDUCTION_FACTOR = 0.5
 """Factor of η after a rise of the loss, or after batches that are not finite."""
 _NO_PROJECTION = {"last_x": None, "last_written_x": None}
 """The vectors of a caller that does not project x."""
@@ -244,12 +244,12 @@ class MinibatchIteration:
         if state.first_point is None:
             return x
         first_loss, is_normal = oracle.gradient_sample_value(state.first_point), self._has_normal_first_loss(value)
-        is_lower = first_loss < value - (_FAR_LOWER * abs(value) if is_normal else 0.0)
+        is_lower = first_loss < value - (_OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0)
         return state.first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
 
     def _has_normal_first_loss(self, value: float) -> bool:
         """Whether the first loss is above the present one, but not as far as that of an outlier."""
-        return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER * value
+        return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
@@ -261,7 +261,7 @@ class MinibatchIteration:
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
-        if not can_probe or state.steps < _FIRST_PROBE << state.stagnation_tests:
+        if not can_probe or state.steps < _FIRST_PROBE_STEP << state.stagnation_tests:
             return None
         stagnated = watch.has_stagnated(state)
         self._update_state(stagnation_tests=state.stagnation_tests + 1, tested_loss_mean=state.loss_mean)
@@ -269,7 +269,7 @@ class MinibatchIteration:
             return None
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
-        if point is not x and record.curvature_share > _ESCAPE_SHARE:
+        if point is not x and record.curvature_share > _MIN_ESCAPE_FRACTION:
             self._update_state(offset=None, checksum=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.roll_back(saved_second_order)
@@ -298,7 +298,8 @@ class MinibatchIteration:
         if (
             safe_point is None
             or safe_point is x
-            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point) < _CONFIRMED_RISE * rise
+            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point)
+            < _CONFIRMED_RISE_FRACTION * rise
         ):
             return None
         value, g = oracle.gradient(self.gradient_point(x))
@@ -469,12 +470,14 @@ class MinibatchIteration:
         are compared once, and the loss need only be lower.
         """
         state, value, first_point = self.state, results.value, self.state.first_point
-        is_normal = state.first_loss < _FIRST_LOSS_OUTLIER * value
+        is_normal = state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
         if first_point is None or not oracle.has_values or (is_normal and state.steps & (state.steps - 1)):
             return None
         if not is_normal:
             self._update_state(first_point=None)
-        if not oracle.gradient_sample_value(first_point) < value - (_FAR_LOWER * abs(value) if is_normal else 0.0):
+        if not oracle.gradient_sample_value(first_point) < value - (
+            _OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0
+        ):
             return None
         self._update_state(first_point=None)
         _, record = self._restart_averaging(x, value, results.grad_norm)
@@ -563,7 +566,7 @@ class MinibatchIteration:
 
     def _reduce_eta(self) -> None:
         """Reduce η, until the last steps are aligned."""
-        self._update_state(eta_reduction=_ETA_REDUCTION * self.state.eta_reduction)
+        self._update_state(eta_reduction=_ETA_REDUCTION_FACTOR * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""

@@ -49,6 +49,7 @@ _METHOD = with_matrices(PRESETS["robust"])
 """The default, with the Hessian as a matrix where that costs less than products."""
 
 _MISSING_CLASS = "cv leaves out all rows of a class: pass fewer folds, or a splitter that is stratified."
+"""The error if a fold of cross-validation lacks a class."""
 
 _OTHER_ARGUMENTS = {
     "solver": "leave it out, since sanc.minimize makes every fit; its minimum is that of scikit-learn's solvers",
