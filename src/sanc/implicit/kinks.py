@@ -42,11 +42,7 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
         return ""
     typical_entry = space.norm(x) / space.dim**0.5 or 1.0
     first_step = space.eps**_FIRST_STEP_EXPONENT
-    signs = np.sign(np.random.default_rng((seed, _DIRECTION_SEED)).random(space.dim) - 0.5)
-    direction = torch.from_numpy(signs).to(point) * point.abs().clamp(min=_MIN_MOVE_RATIO * typical_entry)
-    if oracle.box is not None:
-        room = torch.minimum(oracle.box.upper - point, point - oracle.box.lower)
-        direction = torch.where(room > first_step * direction.abs(), direction, 0.0)
+    direction = _direction(oracle, point, typical_entry, first_step, seed)
     operator = oracle.hessian(x)
     expected = space.tensor(operator(space.vector(direction)))
     operator.release()
@@ -74,6 +70,16 @@ def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:
     finally:
         oracle.begin(0)
     return _description(oracle, torch.where(suspects, last, 0.0), ahead, behind, expected) if compared > 1 else ""
+
+
+def _direction(oracle: Oracle, point: Tensor, typical_entry: float, first_step: float, seed: int) -> Tensor:
+    """Return a change of all variables by random signs; of none that the first step would move beyond a bound."""
+    signs = np.sign(np.random.default_rng((seed, _DIRECTION_SEED)).random(oracle.space.dim) - 0.5)
+    direction = torch.from_numpy(signs).to(point) * point.abs().clamp(min=_MIN_MOVE_RATIO * typical_entry)
+    if oracle.box is None:
+        return direction
+    room = torch.minimum(oracle.box.upper - point, point - oracle.box.lower)
+    return torch.where(room > first_step * direction.abs(), direction, 0.0)
 
 
 def _description(oracle: Oracle, differences: Tensor, *rates: Tensor) -> str:

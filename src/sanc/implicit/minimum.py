@@ -17,6 +17,7 @@ from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.curvature import GradientOf
+from sanc.implicit.derivatives import norm_of
 from sanc.implicit.examination import NOT_FINITE, ONE_SIDED, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
@@ -164,10 +165,10 @@ class DifferentiableMinimum:
 
         With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
-        norm_v, sizes = _norm(v), [_norm(product) for product in products]
-        for index, norm in zip(indices, sizes, strict=True):
-            self.mixed.norms.update(index, norm, norm_v)
-        norm = math.hypot(*sizes)
+        norm_v, norms = norm_of(v), [norm_of(product) for product in products]
+        seen = dict(zip(indices, norms, strict=True))
+        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_v))
+        norm = math.hypot(*norms)
         last, absolute = self.solution.derivatives[-1], 0.0
         if norm_v > 0.0:
             norm_m = self.mixed.norms.combined(indices)
@@ -213,7 +214,3 @@ def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> No
         warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
         return
     raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach().double()))
