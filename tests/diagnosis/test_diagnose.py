@@ -17,6 +17,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import nn
 
 import sanc
+from composing import diagonal_oracle
 from sanc.core.spectrum.curvature import find_extremes, quadrature
 from sanc.minimisation.objective import build_oracle
 
@@ -517,15 +518,6 @@ def test_mistakes(arguments, error, message):
 
 
 # ---------------------------------------------------------------------------------------------- the bounds
-
-
-def diagonal_oracle(values):
-    weights = torch.as_tensor(values, dtype=D)
-    oracle, x, _ = build_oracle(
-        lambda x: 0.5 * (weights * x * x).sum(), torch.zeros(len(values), dtype=D),
-        jac=None, hess=None, hessp=None, args=(),
-    )  # fmt: skip
-    return oracle, x
 
 
 def spectra(rng, count):

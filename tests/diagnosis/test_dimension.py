@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import sanc
+from composing import diagonal_oracle
 from sanc.core.spectrum.curvature import find_extremes
 from sanc.diagnosis.dimension import _quadrature, converged_pairs, measure_dimension
-from sanc.minimisation.objective import build_oracle
 
 D = torch.float64
 RNG = np.random.default_rng(0)
@@ -25,15 +25,6 @@ SPECTRA = {
     "one large one and a bulk of both signs": np.r_[5.0, 0.1 * RNG.standard_normal(699)],
     "cosines": np.cos(np.linspace(0, np.pi, 600)),
 }
-
-
-def diagonal_oracle(values):
-    eigenvalues = torch.as_tensor(values)
-    oracle, x, _ = build_oracle(
-        lambda x: 0.5 * (eigenvalues * x * x).sum(), torch.zeros(len(values), dtype=D), jac=None, hess=None, hessp=None,
-        args=(),
-    )  # fmt: skip
-    return oracle, x
 
 
 class Weights(nn.Module):
