@@ -101,16 +101,29 @@ class StepSize(Piece):
         start again (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in
         the last one and beyond.
         """
+        base, ramp, decay = self._base(state), self._ramp(state), self._decay(state)
+        return state.parameter_unit * base * ramp / decay * state.eta_reduction
+
+    def _base(self, state: MinibatchState) -> float:
+        """Return η in units of a typical weight, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
         aligned = is_warm and state.offset_norm > _ALIGNED_FRACTION * state.step_norm_sum
         limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
-        base = min(max(self.scale, self.distance * state.distance_bound), limit)
-        ramp = min(1.0, (state.steps + 1) / self.warm_up) if self.warm_up else 1.0
-        ramp = min(ramp, math.sqrt((state.steps + 1) / state.width)) if self.warm_up and state.width else ramp
-        decay = math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
-        decay = self.horizon / max(self.horizon - state.steps, 1) if self.horizon else decay
-        return state.parameter_unit * base * ramp / decay * state.eta_reduction
+        return min(max(self.scale, self.distance * state.distance_bound), limit)
+
+    def _ramp(self, state: MinibatchState) -> float:
+        """Return the factor of η in the first steps, at most 1."""
+        if not self.warm_up:
+            return 1.0
+        ramp = min(1.0, (state.steps + 1) / self.warm_up)
+        return min(ramp, math.sqrt((state.steps + 1) / state.width)) if state.width else ramp
+
+    def _decay(self, state: MinibatchState) -> float:
+        """Return the divisor of η in later steps, at least 1."""
+        if self.horizon:
+            return self.horizon / max(self.horizon - state.steps, 1)
+        return math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down else 1.0
 
 
 def age_factors(settings: StepSize, state: MinibatchState, joined_at: Tensor) -> Tensor:

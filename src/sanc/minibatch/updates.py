@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import step_size, watch
-from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars
+from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
 from sanc.minibatch.step_size import StepSize
@@ -63,6 +65,24 @@ def step_scalars(
         distance_weight=step_size.distance_weight(state),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
     )
+
+
+def step_size_factors(
+    state: MinibatchState, settings: StepSize, rates: Sequence[float], like: Tensor, oracle: Oracle
+) -> tuple[float, Tensor | None]:
+    """Return the common factor of η, and a vector of factors if entries have different ones; otherwise None.
+
+    `rates` are the factors of the parameters; empty: all are 1.
+    """
+    largest_rate, factors = float(max(rates, default=1.0)), None
+    factor = step_size.rate_factor(largest_rate, state.peak_lr)
+    if state.joined_at is not None:
+        factors = step_size.age_factors(settings, state, oracle.space.tensor(state.joined_at))
+    if len(set(rates)) <= 1:
+        return factor, factors
+    pairs = zip(on_device(rates, like.dtype, like.device).unbind(), oracle.shapes, strict=True)
+    expanded = torch.cat([rate.expand(math.prod(shape)) for rate, shape in pairs])
+    return factor / (largest_rate or 1.0), expanded if factors is None else expanded * factors
 
 
 def _checked_size(settings: StepSize, state: MinibatchState) -> float:
