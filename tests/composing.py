@@ -1,11 +1,14 @@
-"""Options of a method in a preset, of which the one of the authors is an object of the laboratory."""
+"""Options of a method in a preset, of which the one of the authors is an object of the laboratory; and an oracle."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import sanc
 from sanc.lab.authors import AUTHORS
+from sanc.minimisation.objective import build_oracle
 
 PRESETS = {"paper": "paper", "authors": AUTHORS, "robust": "robust"}
 
@@ -18,3 +21,12 @@ def composed(method: Any, preset: str, **settings: Any) -> dict[str, Any]:
         chosen["sigma0"] = 5.0
     known = sanc.method_for(name, **chosen).options()
     return chosen | {name: value for name, value in settings.items() if name in known}
+
+
+def diagonal_oracle(eigenvalues: Any) -> tuple[Any, Any]:
+    """Return the oracle of a quadratic with a diagonal Hessian, and the point zero."""
+    diagonal = torch.as_tensor(eigenvalues, dtype=torch.float64)
+    oracle, x, _ = build_oracle(
+        lambda x: 0.5 * (diagonal * x * x).sum(), torch.zeros_like(diagonal), jac=None, hess=None, hessp=None, args=()
+    )
+    return oracle, x

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sanc
 from composing import composed
+from driving import flat
 from sanc.core.saved import vectors_of
 from sanc.lab.authors import AUTHORS
 
@@ -79,7 +80,7 @@ def outcome(opt, model):
     """Return what the ranks must agree on: the parameters, and branch and numbers of the last step."""
     record = opt.record
     numbers = [record.value, record.sigma, record.step_norm, record.grad_norm, float(record.krylov_dim)]
-    vector = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    vector = flat(model)
     return vector, str(record.branch), numbers, record.calls
 
 
@@ -137,10 +138,6 @@ def run_cases(steps, names=None, rows=ROWS, device="cpu"):
 
 def rank_and_size():
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def flat(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def error_of(job):

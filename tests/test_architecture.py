@@ -435,7 +435,7 @@ def test_a_class_has_one_meaning():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(name_of(path)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {
-        "NonconvexSVM": ["sklearn/estimators", "sums/losses"]
+        "NonconvexSVM": ["sklearn/svm", "sums/losses"]
     }
 
 

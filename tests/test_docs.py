@@ -22,6 +22,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import sanc
+from loading import load_tool
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,7 +84,7 @@ def test_the_error_on_the_page_is_the_error(capsys):
 
 
 def test_the_table_of_systems_is_what_the_command_prints():
-    systems = site_tool("systems")
+    systems = load_tool("systems")
     page = (ROOT / "README.md").read_text()
     assert systems.written(page) == page
     assert "| Linux" in systems.table() and "failed" not in systems.table()
@@ -278,13 +279,6 @@ def test_formulas_need_no_network():
     )
 
 
-def site_tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(("wish", "target"), [
     ("train", "start/train.md"), ("minimise", "start/minimise.md"), ("fit", "start/fit.md"),
     ("resume", "guide.md#checkpoints"), ("resume", "start/minimise.md#stop-and-resume"),
@@ -344,17 +338,17 @@ def test_listed_members_of_the_reference_have_docstrings():
 def test_comments_behind_fields_are_in_the_reference():
     pytest.importorskip("griffe", reason="the extra docs is not installed")
     state = sanc.extend.MinibatchState
-    text = site_tool("docstrings").with_fields(inspect.getdoc(state), state)
+    text = load_tool("docstrings").with_fields(inspect.getdoc(state), state)
     assert "\nseed : int\n    seed of the random starts and signs\n" in text
     assert "\nsmallest_grad_norm : float\n    Without those far smaller than all before." in text
     shared = "Consecutive gradients far smaller than all before, and far larger than the typical one."
     assert text.count(shared) == 2 and f"\nfar_larger_gradients : int\n    {shared}\n" in text
-    assert site_tool("docstrings").with_fields("A piece.", sanc.RatioTest) == "A piece."
+    assert load_tool("docstrings").with_fields("A piece.", sanc.RatioTest) == "A piece."
 
 
 def test_signatures_show_defaults_and_what_can_be_passed():
     griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
-    extensions = griffe.load_extensions(site_tool("docstrings").PreparedDocstrings)
+    extensions = griffe.load_extensions(load_tool("docstrings").PreparedDocstrings)
     package = griffe.load("sanc", search_paths=[ROOT / "src"], extensions=extensions)
     noise = package["minibatch.settings.Minibatch"].parameters["noise"]
     assert float(str(noise.default)) == sanc.Minibatch().noise
@@ -364,7 +358,7 @@ def test_signatures_show_defaults_and_what_can_be_passed():
 
 def test_names_in_docstrings_link_to_their_entries():
     pytest.importorskip("griffe", reason="the extra docs is not installed")
-    with_links = site_tool("docstrings").with_links
+    with_links = load_tool("docstrings").with_links
     text = "See `sanc.Method`, ``sanc.Method`` and `sanc.nothing`."
     assert with_links(text, {"sanc.Method"}) == text.replace("See `sanc.Method`", "See [`sanc.Method`][sanc.Method]")
 
@@ -375,12 +369,12 @@ def test_the_link_checker_finds_what_is_broken(tmp_path):
     (tmp_path / "sub" / "a.html").write_text(
         '<h1 id="here">x</h1><a href="../index.html">c</a><a href="https://x.y">d</a>'
     )
-    broken = site_tool("links").broken(tmp_path)
+    broken = load_tool("links").broken(tmp_path)
     assert len(broken) == 2 and "no.png is not there" in broken[0] and "#gone has no such anchor" in broken[1]
 
 
 def test_the_pictures_can_be_drawn_again(tmp_path):
-    site_tool("pictures").main(tmp_path)
+    load_tool("pictures").main(tmp_path)
     names = {path.name for path in (ROOT / "docs" / "pictures").glob("*.png")}
     assert {path.name for path in tmp_path.glob("*.png")} == names
     shown = "\n".join(page.read_text() for page in PAGES)
@@ -394,7 +388,7 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert site_tool("links").broken(tmp_path) == []
+    assert load_tool("links").broken(tmp_path) == []
     for page in tmp_path.rglob("*.html"):
         assert not re.search(r"<(script|link)(?![^>]*canonical)[^>]* (src|href)=\"?(https?:)?//", page.read_text()), (
             page

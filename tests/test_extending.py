@@ -20,6 +20,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess, rosen_hess_prod
 
 import sanc
+from driving import flat
 from sanc.core import ratio
 from sanc.core.bounded.box_model import BoxStep
 from sanc.core.method import _REQUIRED
@@ -122,7 +123,7 @@ def test_an_acceptance_rule_trains_and_resumes(pieces, tmp_path):
     def train(model, opt, steps):
         for _ in range(steps):
             opt.step(lambda: (model(x)[:, 0] - x.prod(1)).square().mean())
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        return flat(model)
 
     model, opt = build()
     first = train(model, opt, 6)
@@ -594,7 +595,7 @@ def test_a_metric_trains_and_resumes_bit_for_bit(pieces, style, tmp_path):
                 value = loss()
                 value.backward()
                 opt.step()
-        return float(value.detach()), torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        return float(value.detach()), flat(model)
 
     model, opt = build()
     start, _ = train(model, opt, 0, 1)

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import sanc
+from classifier import loss_of
 from composing import composed
+from driving import flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
@@ -26,14 +28,6 @@ def build(dtype=torch.float64, device=CUDA, dropout=0.0):
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3)).to(dtype)
     x, y = torch.randn(90, 6, dtype=dtype), torch.randint(0, 3, (90,))
     return model.to(device), x.to(device), y.to(device)
-
-
-def loss_of(model, x, y):
-    return lambda: nn.functional.cross_entropy(model(x), y)
-
-
-def flat(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,16 +13,10 @@ import packaging.requirements
 import pytest
 
 import sanc
+from loading import load_tool
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def loaded(path):
@@ -39,7 +32,7 @@ def workflow(name):
 
 
 def test_the_version_is_dated_and_the_same_everywhere():
-    release = tool("release")
+    release = load_tool("release")
     assert release.version() == sanc.__version__
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", release.dated())
     assert loaded("conda/recipe.yaml")["context"]["version"] == sanc.__version__
@@ -49,7 +42,7 @@ def test_the_version_is_dated_and_the_same_everywhere():
 
 
 def test_a_version_without_a_date_is_not_tagged(tmp_path, monkeypatch):
-    release = tool("release")
+    release = load_tool("release")
     for name in ("CHANGELOG.md", "CITATION.cff", "src/sanc/_version.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -65,7 +58,7 @@ def test_a_version_without_a_date_is_not_tagged(tmp_path, monkeypatch):
 
 
 def test_the_addresses_are_in_one_place():
-    known = tool("addresses").addresses()
+    known = load_tool("addresses").addresses()
     assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= known.keys()
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     for page in [page for page in pages if page.name != "bibliography.md"]:  # that links to works of others
@@ -76,7 +69,7 @@ def test_the_addresses_are_in_one_place():
 
 
 def test_links_of_the_package_page_lead_to_the_repository():
-    source, text = PROJECT["urls"]["Source"], tool("addresses").readme()
+    source, text = PROJECT["urls"]["Source"], load_tool("addresses").readme()
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert len(targets) > 20 and all(target.startswith("https://") for target in targets)
     assert f"]({source}/blob/main/docs/choosing.md#when-not-to-use-this)" in text
@@ -150,7 +143,7 @@ def test_the_conda_recipe_requires_what_the_package_requires():
 
 
 def test_archives_with_pictures_of_results_are_rejected():
-    release = tool("release")
+    release = load_tool("release")
     needed = ["sanc/py.typed", "sanc/lab/page.html", "LICENSE"]
     release._check_contents("a", needed)
     with pytest.raises(SystemExit, match=r"MANIFEST\.in"):

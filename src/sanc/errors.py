@@ -16,7 +16,7 @@ _WIDTH_OF_VALUE = 60
 """Characters of a value in a message, so that the message fits two lines of a terminal."""
 _WIDTH_OF_LINE = 160
 """Characters of the message of another library in one of ours: two lines of a terminal."""
-_SIMILARITY = 0.82
+_MIN_SIMILARITY = 0.82
 """Ratio of `difflib.SequenceMatcher` from which a name counts as misspelt: one wrong letter in six or more."""
 
 _LIBRARIES = {"sanc", "torch", "scipy", "sklearn", "joblib"}
@@ -92,7 +92,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     `otherwise`, or the list of `known`.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=_SIMILARITY)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=_MIN_SIMILARITY)
     similarity = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
     close = [other for other, ratio in zip(close, similarity, strict=True) if ratio == similarity[0]]
     if not close and len(name) > 3:

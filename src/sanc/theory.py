@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-_LARGEST_SHRINKAGE = 1e9
+_MAX_SHRINKAGE = 1e9
 """Bound on ‖s₀‖/‖s‖. The sample sizes reach any practical limit before it, and its fourth power does not overflow."""
 
 
@@ -271,7 +271,7 @@ def growing_sample_sizes(step_norm: float, reference_norm: float, base: tuple[in
         Largest size, the number of rows.
     """
     _require_positive(step_norm=step_norm, reference_norm=reference_norm)
-    shrinkage = min(max(1.0, reference_norm / step_norm), _LARGEST_SHRINKAGE)
+    shrinkage = min(max(1.0, reference_norm / step_norm), _MAX_SHRINKAGE)
     gradient = min(limit, math.ceil(base[0] * shrinkage**4))
     hessian = min(limit, math.ceil(base[1] * shrinkage**2))
     return gradient, hessian

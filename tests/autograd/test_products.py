@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import sanc
+from driving import flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
@@ -104,7 +105,7 @@ def test_products_agree_with_the_dense_hessian(hvp, build, decay):
         operator(v), H @ v, atol=TOLERANCE[hvp] * max(1.0, float(H.abs().max()))
     )  # the graph is built again
     assert torch.allclose(operator.gradient(), gradient, atol=1e-12)
-    assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), before)
+    assert torch.equal(flat(model), before)
     assert oracle.meter.product == 4 * len(x) and oracle.meter.nhev == 4
 
 
@@ -256,7 +257,7 @@ def test_auto_falls_back_to_differences_with_one_warning(preset):
         opt = sanc.SANC(model.parameters(), preset=preset, hvp=hvp, seed=0)
         for _ in range(steps):
             opt.step(lambda: nn.functional.cross_entropy(model(x), y))
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), opt
+        return flat(model), opt
 
     with pytest.warns(RuntimeWarning, match="attention.*differences of gradients") as caught:
         automatic, opt = run("auto")

@@ -16,20 +16,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sanc
+from classifier import loss_of
+from driving import flat, torch_number
 
 
 def make(dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
     return model, torch.randn(60, 5, dtype=dtype), torch.randint(0, 3, (60,))
-
-
-def loss_of(model, x, y):
-    return lambda: nn.functional.cross_entropy(model(x), y)
-
-
-def flat(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 @contextmanager
@@ -390,10 +384,6 @@ def drawing_thread(*draws, pause=1e-4):
     finally:
         stop.set()
         thread.join()
-
-
-def torch_number():
-    return float(torch.rand((), dtype=torch.float64))
 
 
 def ended(model, steps=12, preset="robust"):

@@ -17,8 +17,8 @@ from scipy.linalg import eigh_tridiagonal
 from torch import nn
 
 import sanc
+from composing import diagonal_oracle
 from sanc.core.spectrum.curvature import find_extremes, quadrature
-from sanc.diagnosis import measuring
 from sanc.minimisation.objective import build_oracle
 
 COUNT = itertools.count(1)
@@ -396,7 +396,7 @@ def test_asymmetry_within_the_error_of_differences_is_roundoff(monkeypatch):
     def find(*args, **options):
         return replace(find_extremes(*args, **options), ritz_error=math.inf)
 
-    monkeypatch.setattr(measuring, "find_extremes", find)
+    monkeypatch.setattr("sanc.diagnosis.curvature.find_extremes", find)
     torch.manual_seed(0)
     model, data = (
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -518,15 +518,6 @@ def test_mistakes(arguments, error, message):
 
 
 # ---------------------------------------------------------------------------------------------- the bounds
-
-
-def diagonal_oracle(values):
-    weights = torch.as_tensor(values, dtype=D)
-    oracle, x, _ = build_oracle(
-        lambda x: 0.5 * (weights * x * x).sum(), torch.zeros(len(values), dtype=D),
-        jac=None, hess=None, hessp=None, args=(),
-    )  # fmt: skip
-    return oracle, x
 
 
 def spectra(rng, count):

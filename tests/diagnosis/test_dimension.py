@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import sanc
+from composing import diagonal_oracle
 from sanc.core.spectrum.curvature import find_extremes
 from sanc.diagnosis.dimension import _quadrature, converged_pairs, measure_dimension
-from sanc.minimisation.objective import build_oracle
 
 D = torch.float64
 RNG = np.random.default_rng(0)
@@ -25,15 +25,6 @@ SPECTRA = {
     "one large one and a bulk of both signs": np.r_[5.0, 0.1 * RNG.standard_normal(699)],
     "cosines": np.cos(np.linspace(0, np.pi, 600)),
 }
-
-
-def diagonal_oracle(values):
-    eigenvalues = torch.as_tensor(values)
-    oracle, x, _ = build_oracle(
-        lambda x: 0.5 * (eigenvalues * x * x).sum(), torch.zeros(len(values), dtype=D), jac=None, hess=None, hessp=None,
-        args=(),
-    )  # fmt: skip
-    return oracle, x
 
 
 class Weights(nn.Module):
@@ -114,7 +105,7 @@ def test_converged_pairs_are_the_largest_that_fit(monkeypatch):
     pairs = converged_pairs(found, 700, keeps_basis=True)
     assert len(pairs) >= 10 and np.allclose(found.values[pairs[-10:]], np.linspace(1, 5, 10), rtol=1e-2)
     assert set(converged_pairs(found, 700, keeps_basis=False)) <= {0, len(found.values) - 1}
-    monkeypatch.setattr("sanc.diagnosis.dimension._KEPT_ENTRIES", 3 * 700)
+    monkeypatch.setattr("sanc.diagnosis.dimension._MAX_EIGENVECTOR_ENTRIES", 3 * 700)
     assert converged_pairs(found, 700, keeps_basis=True) == pairs[-3:]
 
 

@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import sanc
+from driving import flat, torch_number
 
 pytestmark = pytest.mark.slow
 
@@ -355,10 +356,6 @@ def loader_of_batches():
     return draw
 
 
-def torch_number():
-    return float(torch.rand((), dtype=torch.float64))
-
-
 THREADS = {
     "python": ("python", random.random),
     "numpy": ("numpy", np.random.random),
@@ -395,7 +392,7 @@ def beside_thread(draw, pause, width, dropout, steps):
         thread.join()
     with torch.no_grad():
         end = float((model.eval()(x) - y).square().mean())
-    return drawn, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), end
+    return drawn, flat(model), end
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -15,6 +15,7 @@ from torch import nn
 
 import sanc
 from composing import composed
+from driving import flat
 from sanc.graphs import capture, recording
 from sanc.graphs.recording import identity, reset_gradient_accumulators
 from sanc.lab.authors import AUTHORS
@@ -598,7 +599,7 @@ def train_without_closures(captured, steps=40, *, frozen_from=None, resumed_at=N
         opt.step()
         replayed.append(not opt.capture_reason)
     opt.eval()
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), replayed
+    return flat(model), replayed
 
 
 @pytest.mark.filterwarnings("ignore:state_dict")

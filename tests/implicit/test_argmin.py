@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
+from driving import normal
 from sanc.autograd.oracle import AutogradOracle
 from sanc.core.spectrum.curvature import explore
 from sanc.implicit.free import free_variables
@@ -32,12 +33,8 @@ QUICK = {
 }  # fmt: skip
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
-
-A, B = random(20, 3), random(20, seed=1)
-THETA = random(3, seed=2)
+A, B = normal(20, 3), normal(20, seed=1)
+THETA = normal(3, seed=2)
 
 
 def leaf(value=1.0, size=3):
@@ -207,7 +204,7 @@ def test_memory_does_not_depend_on_the_number_of_iterations():
 
 
 def test_trees_of_points_and_parameters():
-    X, y = random(40, 2), random(40, seed=3)
+    X, y = normal(40, 2), normal(40, seed=3)
 
     def fun(p, t):
         loss = ((X @ p["w"] + p["b"] - y) ** 2).mean()
@@ -331,7 +328,7 @@ def test_a_kink_along_one_of_many_variables_raises(size, on_singular):
 
 def test_a_kink_along_no_coordinate_raises_in_either_precision():
     for dtype in (D, torch.float32):
-        a = random(40).to(dtype) / 40**0.5
+        a = normal(40).to(dtype) / 40**0.5
         t = a.clone().requires_grad_()
         shift = (a @ a).detach()
         with pytest.raises(sanc.SingularMinimumError, match="of ∇f changes at the rates"):
@@ -343,7 +340,7 @@ def test_a_kink_along_no_coordinate_raises_in_either_precision():
 
 def test_smooth_functions_have_no_kink():
     """Large third derivatives, rates that cancel, squared hinges of rows, and a Hessian that is not smooth."""
-    X, y = random(300, 8, seed=1), random(300, seed=2).sign()
+    X, y = normal(300, 8, seed=1), normal(300, seed=2).sign()
     smooth = {
         "narrow": lambda x, t: (torch.exp(30 * (x - t)) - 30 * x).sum(),
         "cancelling": lambda x, t: (x.sum() - t.sum()) ** 2 + 1e-3 * ((x - t) ** 4).sum() + 1e-6 * (x**2).sum(),
@@ -351,7 +348,7 @@ def test_smooth_functions_have_no_kink():
         "power": lambda x, t: ((x - t).abs() ** 2.6).sum() + ((x - t) ** 2).sum(),
     }
     for fun in smooth.values():
-        t = random(8, seed=4).requires_grad_()
+        t = normal(8, seed=4).requires_grad_()
         sanc.argmin(fun, t.detach() + 0.01, t)
 
 
@@ -399,10 +396,10 @@ def test_the_pseudo_inverse_accepts_negative_curvature_below_its_cutoff():
     def factors(x, t):
         return ((x["a"] @ x["b"] - t * target) ** 2).sum() + 0.1 * ((x["a"] ** 2).sum() + (x["b"] ** 2).sum())
 
-    target = random(4, 2, seed=1) @ random(2, 3, seed=2)
+    target = normal(4, 2, seed=1) @ normal(2, 3, seed=2)
     smallest = []
     for seed in range(3):
-        start = {"a": random(4, 2, seed=10 + seed), "b": random(2, 3, seed=50 + seed)}
+        start = {"a": normal(4, 2, seed=10 + seed), "b": normal(2, 3, seed=50 + seed)}
         t = torch.tensor(1.0, dtype=D, requires_grad=True)
         x, solution = sanc.argmin(factors, start, t, on_singular="pinv", details=True)
         smallest.append(solution.certificate.lambda_min)
@@ -452,16 +449,16 @@ def test_the_error_of_a_derivative_contains_cancellation():
 @pytest.mark.parametrize("rank", [1, 20])
 def test_the_norm_of_the_mixed_derivative_is_estimated(rank):
     """‖M‖ of a matrix of low rank is far above the length of its product with most vectors."""
-    M, diagonal = random(40, rank, seed=1) @ random(rank, 500, seed=2), torch.linspace(1, 30, 40, dtype=D)
-    v = random(40, seed=4) / diagonal
+    M, diagonal = normal(40, rank, seed=1) @ normal(rank, 500, seed=2), torch.linspace(1, 30, 40, dtype=D)
+    v = normal(40, seed=4) / diagonal
 
     def last_derivative(**options):
-        t = random(500, seed=3).requires_grad_()
+        t = normal(500, seed=3).requires_grad_()
         x, solution = sanc.argmin(
             lambda x, t: 0.5 * (diagonal * x**2).sum() - x @ (M @ t),
             torch.zeros(40, dtype=D), t, details=True, **options,
         )  # fmt: skip
-        torch.autograd.grad(x @ random(40, seed=4), t)
+        torch.autograd.grad(x @ normal(40, seed=4), t)
         return solution.derivatives[-1]
 
     by_products = last_derivative(max_products=39)
@@ -476,8 +473,8 @@ def test_the_norm_of_the_mixed_derivative_is_estimated(rank):
 
 def test_the_error_of_a_derivative_that_weak_directions_dominate():
     """Directions in which θ moves ∇f most are those in which x hardly moves: a bound by ‖M‖ is far too large."""
-    rotation, scales = torch.linalg.qr(random(20, 20, seed=1)).Q, torch.logspace(0, 4, 20, dtype=D)
-    t = random(20, seed=2).requires_grad_()
+    rotation, scales = torch.linalg.qr(normal(20, 20, seed=1)).Q, torch.logspace(0, 4, 20, dtype=D)
+    t = normal(20, seed=2).requires_grad_()
     x, solution = sanc.argmin(
         lambda x, t: 0.5 * ((scales * (rotation @ (x - t))) ** 2).sum(), torch.zeros(20, dtype=D), t, details=True
     )
@@ -639,13 +636,13 @@ def operator(matrix):
 @pytest.mark.parametrize("condition", [10.0, 1e4, 1e8])
 @pytest.mark.parametrize("size", [30, 400])
 def test_linear_systems(condition, size):
-    Q = torch.linalg.qr(random(size, size)).Q
+    Q = torch.linalg.qr(normal(size, size)).Q
     eigenvalues = torch.cat([torch.logspace(-math.log10(condition), 0, 8, dtype=D), torch.ones(size - 8, dtype=D)])
     H = Q * eigenvalues @ Q.T
     H = (H + H.T) / 2
     oracle, x = operator(H)
     explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
-    u = random(size, seed=4)
+    u = normal(size, seed=4)
     for known in (known_space(explored, oracle.space), NOTHING):
         found = solve(oracle.hessian(x), u, oracle.space, known, lower=explored.certificate.lower_bound, rtol=1e-10)
         truth = torch.linalg.solve(H, u)
@@ -657,12 +654,12 @@ def test_linear_systems(condition, size):
 
 def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     size = 60
-    H = random(size, size)
+    H = normal(size, size)
     H = H @ H.T + 1e-3 * torch.eye(size, dtype=D)
     oracle, x = operator(H)
     explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True)
     found = solve(
-        oracle.hessian(x), random(size), oracle.space, known_space(explored, oracle.space),
+        oracle.hessian(x), normal(size), oracle.space, known_space(explored, oracle.space),
         lower=explored.certificate.lower_bound, rtol=1e-8,
     )  # fmt: skip
     assert found.products <= 6 and found.error <= 1e-8
@@ -670,7 +667,7 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
 
 def graded(size=300, smallest=1e-2):
     """A matrix with a few small eigenvalues and the others from 1 to 2."""
-    Q = torch.linalg.qr(random(size, size)).Q
+    Q = torch.linalg.qr(normal(size, size)).Q
     H = Q * torch.cat([torch.logspace(math.log10(smallest), 0, 12, dtype=D), torch.linspace(1, 2, size - 12).to(D)])
     H = H @ Q.T
     return (H + H.T) / 2
@@ -681,10 +678,10 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
     H = graded()
     oracle, x = operator(H)
     explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
-    known, u, lower = known_space(explored, oracle.space), random(300, seed=6), explored.certificate.lower_bound
+    known, u, lower = known_space(explored, oracle.space), normal(300, seed=6), explored.certificate.lower_bound
     assert 0 < known.dim < 100
     W = known.rows.T
-    outside = torch.linalg.qr(torch.cat([W, random(300, 300)], 1)).Q[:, known.dim : 300]
+    outside = torch.linalg.qr(torch.cat([W, normal(300, 300)], 1)).Q[:, known.dim : 300]
     q = known._next_vector
     columns = [known.schur_product(lambda v: H @ v, column, float(q @ column)) for column in outside.T]
     S = outside.T @ torch.stack(columns, 1)
@@ -700,12 +697,12 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
 
 def test_ritz_pairs_of_another_matrix_are_left_out():
     """Pairs of a matrix that differs by half are no help, and those of one that differs by a thousandth are."""
-    H, u = graded(60), random(60)
+    H, u = graded(60), normal(60)
     values, vectors = torch.linalg.eigh(H)
     known = RitzSpace(values.numpy(), vectors.T.contiguous())
     counts = []
     for change in (1e-3, 0.5):
-        E = random(60, 60, seed=3)
+        E = normal(60, 60, seed=3)
         E = E @ E.T
         other = H + change * 0.01 * E / torch.linalg.matrix_norm(E, 2)
         oracle, x = operator(other)
@@ -718,11 +715,11 @@ def test_ritz_pairs_of_another_matrix_are_left_out():
 
 
 def test_least_squares_is_the_pseudo_inverse():
-    Q = torch.linalg.qr(random(40, 40)).Q
+    Q = torch.linalg.qr(normal(40, 40)).Q
     eigenvalues = torch.cat([torch.zeros(5, dtype=D), torch.linspace(1, 3, 35, dtype=D)])
     H = Q * eigenvalues @ Q.T
     oracle, x = operator((H + H.T) / 2)
-    u = random(40, seed=5)
+    u = normal(40, seed=5)
     found = solve_least_squares(oracle.hessian(x), u, oracle.space, rtol=1e-10)
     assert torch.allclose(found.v, torch.linalg.pinv(H, rtol=1e-8) @ u, atol=1e-9)
 
@@ -745,7 +742,7 @@ def test_the_free_variables_of_a_result():
     assert free_variables(Result(active=tree)).tolist() == [False, True, False]
 
 
-H = random(4, 4)
+H = normal(4, 4)
 H = H @ H.T + torch.eye(4, dtype=D)
 LOWER, UPPER = torch.tensor([-0.5, 0.2, -9.0, -math.inf], dtype=D), torch.tensor([math.inf, 0.5, 9.0, 0.4], dtype=D)
 WEIGHTS = torch.arange(1.0, 5.0, dtype=D)
@@ -780,7 +777,7 @@ def bounded_minimum(t):
 @pytest.mark.parametrize("hvp", ["auto", "finite-difference"])
 @pytest.mark.parametrize("seed", [1, 3, 6])
 def test_derivatives_at_active_bounds_are_those_of_the_free_variables(seed, hvp):
-    t = (3.0 * random(4, seed=seed)).requires_grad_()
+    t = (3.0 * normal(4, seed=seed)).requires_grad_()
     expected_x, free = bounded_minimum(t.detach())
     assert not free.all()
     x0 = torch.tensor([0.0, 0.3, 0.0, 0.0], dtype=D)
@@ -871,7 +868,7 @@ def test_the_graphs_of_the_last_newton_step_are_released(monkeypatch):
 
 
 def test_a_start_outside_the_bounds_is_projected_before_the_first_evaluation():
-    t = (3.0 * random(4, seed=1)).requires_grad_()
+    t = (3.0 * normal(4, seed=1)).requires_grad_()
     with pytest.warns(OptimizeWarning, match="projected"):
         x = sanc.argmin(bounded_quadratic, torch.full((4,), 20.0, dtype=D), t, bounds=Bounds(LOWER, UPPER))
     assert torch.allclose(x, bounded_minimum(t.detach())[0], atol=1e-9)
@@ -890,7 +887,7 @@ def test_bounds_that_require_a_gradient_raise_an_error():
 def test_the_pseudo_inverse_reports_a_derivative_with_a_large_error():
     """Three products do not solve a singular system with a spectrum from 1 to 1e4."""
     values = torch.cat([torch.zeros(1, dtype=D), torch.logspace(0, 4, 39, dtype=D)])
-    t = random(40, seed=7)
+    t = normal(40, seed=7)
     t[0] = 0.0
     t = t.requires_grad_()
     x = sanc.argmin(
@@ -940,7 +937,7 @@ def test_a_parameter_without_its_graph_raises(name):
 
 
 def test_the_parameter_without_its_graph_is_named():
-    theta = {"a": random(3).requires_grad_(), "b": [torch.ones(3, dtype=D).requires_grad_()]}
+    theta = {"a": normal(3).requires_grad_(), "b": [torch.ones(3, dtype=D).requires_grad_()]}
     f = lambda x, t: ((x - t["a"] - t["b"][0].detach()) ** 2).sum()
     with pytest.raises(sanc.errors.SingularMinimumError, match=re.escape("change of theta['b'][0] differences")):
         sanc.argmin(f, torch.zeros(3, dtype=D), theta)
@@ -963,7 +960,7 @@ def test_parameters_with_large_third_derivatives_are_accepted():
 
 def test_parameters_that_may_not_be_moved_anyhow_are_accepted():
     """Derivatives of a symmetric matrix are symmetric, and a function may raise outside its domain."""
-    A = random(4, 4)
+    A = normal(4, 4)
     A = (A @ A.T + torch.eye(4, dtype=D)).requires_grad_()
     f = lambda x, t: (
         x @ torch.linalg.eigh(t).eigenvectors @ torch.linalg.eigh(t).eigenvectors.T @ x - x.sum() + x @ t @ x

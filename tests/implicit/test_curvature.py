@@ -8,21 +8,18 @@ import pytest
 import torch
 
 import sanc
+from driving import normal
 from sanc.implicit import curvature as curvature_module
 from sanc.implicit.curvature import curvature_of_matrix, forms_hessian, hessian_columns
 
 D = torch.float64
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
-
 def gradient_of(f):
     return lambda x: torch.autograd.grad(f(x), x, create_graph=True)[0]
 
 
-A = random(30, 12, seed=1)
+A = normal(30, 12, seed=1)
 
 
 class Cubed(torch.autograd.Function):
@@ -63,8 +60,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize("entries", [2**22, 200, 1])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_columns_in_blocks_are_the_hessian(name, entries, monkeypatch):
-    monkeypatch.setattr(curvature_module, "_COLUMN_ENTRIES", entries)
-    f, x = FUNCTIONS[name], random(12)
+    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", entries)
+    f, x = FUNCTIONS[name], normal(12)
     exact = torch.autograd.functional.hessian(f, x)
     assert torch.allclose(hessian_columns(gradient_of(f), x, None), exact, atol=1e-12)
     free = torch.tensor([1, 5, 11])
@@ -72,11 +69,11 @@ def test_columns_in_blocks_are_the_hessian(name, entries, monkeypatch):
 
 
 def test_small_blocks_are_not_used_in_a_large_space(monkeypatch):
-    B = random(300, 120, seed=2)
+    B = normal(300, 120, seed=2)
     gradient = gradient_of(lambda x: torch.nn.functional.softplus(B @ x).sum())
-    assert hessian_columns(gradient, random(120), None).shape == (120, 120)
-    monkeypatch.setattr(curvature_module, "_COLUMN_ENTRIES", 1000)
-    assert hessian_columns(gradient, random(120), None) is None
+    assert hessian_columns(gradient, normal(120), None).shape == (120, 120)
+    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", 1000)
+    assert hessian_columns(gradient, normal(120), None) is None
 
 
 def test_the_hessian_is_formed_if_that_replaces_more_products():
@@ -86,7 +83,7 @@ def test_the_hessian_is_formed_if_that_replaces_more_products():
 
 
 def test_a_matrix_bounds_its_smallest_eigenvalue_up_to_roundoff():
-    H = random(20, 20)
+    H = normal(20, 20)
     H = H @ H.T + 0.1 * torch.eye(20, dtype=D)
     known = curvature_of_matrix((H + H.T) / 2, 1e-3, 1e-2)
     smallest = float(torch.linalg.eigvalsh(H)[0])
@@ -113,7 +110,7 @@ def ill_conditioned(size, decades):
 
 def test_a_long_run_makes_later_systems_free():
     """The run needs more products than a quarter of the variables, so that the Hessian is formed."""
-    t = random(150, seed=3).requires_grad_()
+    t = normal(150, seed=3).requires_grad_()
     x, solution = sanc.argmin(ill_conditioned(150, 3), torch.zeros(150, dtype=D), t, details=True)
     (g,) = torch.autograd.grad(x.sum(), t)
     assert solution.result.nhev > 40 and solution.certificate.products == 150
@@ -130,7 +127,7 @@ def test_the_certificate_shortens_the_backward_pass():
     def fun(x, t):
         return 0.5 * (scales * x**2).sum() - t @ x
 
-    t = random(size, seed=5).requires_grad_()
+    t = normal(size, seed=5).requires_grad_()
     start = t.detach() / scales  # the run needs no product
     x, solution = sanc.argmin(fun, start, t, details=True)
     (g,) = torch.autograd.grad(x.sum(), t)

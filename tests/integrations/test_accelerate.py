@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sanc
+from driving import flat
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
@@ -43,10 +44,6 @@ def epoch(accelerator, net, opt, rows, schedule, style="gradients"):
                 opt.step(lambda x=x, y=y: (net(x) - y).square().mean())
             schedule.step()
     opt.eval()
-
-
-def flat(net):
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
 @pytest.mark.parametrize("style", ["gradients", "loss"])

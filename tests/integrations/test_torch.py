@@ -384,7 +384,7 @@ def test_a_momentum_that_a_schedule_changes_has_no_effect_and_is_saved(cycle):
         for x, y in batches(11):
             opt.step(lambda model=model, x=x, y=y: nn.functional.mse_loss(model(x), y))
             scheduler.step()
-        ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        ends.append(flat(model))
         sanc.SANC(model.parameters(), seed=0, curvature=False).load_state_dict(opt.state_dict())
     assert torch.equal(*ends)
     with pytest.raises(sanc.ArgumentError, match="group option 'momentum'"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sanc
+from driving import flat
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -44,10 +45,6 @@ def trainer(folder, epochs=6, opt=None, **options):
 
 def unwrapped(train):
     return getattr(train.optimizer, "optimizer", train.optimizer)
-
-
-def flat(net):
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
 def test_training_lowers_the_loss(tmp_path):

@@ -151,8 +151,8 @@ def test_f_star_is_below_the_best_loss_of_all_panels_with_the_objective(tmp_path
     runs = traces.read(tmp_path)
     assert curves.best_loss(runs[:2]) == 1.0
     stars = curves.f_stars(runs)
-    assert stars[runs[0].objective] == stars[runs[1].objective] == pytest.approx(1.0 - curves.MOST_MARGIN * 3.0)
-    assert stars[runs[2].objective] == pytest.approx(0.5 - curves.LEAST_MARGIN * 3.5, abs=1e-9)
+    assert stars[runs[0].objective] == stars[runs[1].objective] == pytest.approx(1.0 - curves.MAX_MARGIN * 3.0)
+    assert stars[runs[2].objective] == pytest.approx(0.5 - curves.MIN_MARGIN * 3.5, abs=1e-9)
     assert len(stars) == 3
 
 

@@ -177,7 +177,7 @@ def test_large_jacobians_are_products(monkeypatch):
     _, fun = decay_problem(4)
     stored = sanc.least_squares(fun, fun.start, max_iter=15, certify=False)
     monkeypatch.setattr(residuals, "fits_in_memory", lambda m, n: False)
-    monkeypatch.setattr(residuals, "DENSE_VARIABLES", 0)
+    monkeypatch.setattr(residuals, "MAX_DENSE_VARIABLES", 0)
     free = sanc.least_squares(fun, fun.start, max_iter=15, certify=False)
     assert not isinstance(free.jac, JacobianMatrix) and free.nhev > 0
     assert free.cost < 1e-2 and stored.cost < 1e-4

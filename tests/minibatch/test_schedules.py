@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sanc
+from driving import flat
 from sanc.minibatch.averaging import HostCopy
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.metrics.base import due_parts
@@ -37,7 +38,7 @@ def trained(steps, rate=lambda k: 1.0, *, closures=False, read=lambda opt, k: No
             opt.step()
         read(opt, k)
     opt.eval()
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), opt
+    return flat(model), opt
 
 
 @pytest.mark.parametrize("closures", [False, True])

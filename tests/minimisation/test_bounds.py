@@ -18,6 +18,7 @@ from benchmarks.bounded import lambda_min, projected_gradient
 from benchmarks.bounded_problems import problems
 from sanc.extend import KrylovSubspace
 from sanc.minimisation import Status
+from zoo import rosen_torch
 
 LOWER, UPPER = np.array([-2.0, -1.5, 1.2]), np.array([0.5, 3.0, 2.0])
 SOLUTION = np.array([0.5, 0.9149252, 1.2])  # by L-BFGS-B to 1e-10
@@ -25,10 +26,6 @@ X0 = np.array([0.0, 0.0, 1.5])
 QUICK = [
     p for p in problems() if p.n <= 30 and p.name not in ("SINEALI-20", "LOGROS", "MDHOLE", "HS38", "HS1", "CUT-WOOD")
 ]
-
-
-def torch_rosen(x):
-    return (100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2).sum()
 
 
 def guarded(function, lower=LOWER, upper=UPPER):
@@ -78,7 +75,7 @@ def test_no_evaluation_of_numpy_functions_leaves_the_bounds(jac):
 
 @pytest.mark.parametrize("hvp", ["auto", "finite-difference"])
 def test_no_evaluation_of_torch_functions_leaves_the_bounds(hvp):
-    res = sanc.minimize(guarded(torch_rosen), torch.tensor(X0), bounds=Bounds(LOWER, UPPER), hvp=hvp)
+    res = sanc.minimize(guarded(rosen_torch), torch.tensor(X0), bounds=Bounds(LOWER, UPPER), hvp=hvp)
     assert res.success and np.allclose(res.x.numpy(), SOLUTION, atol=1e-6)
     assert res.active.dtype == torch.int64 and res.multipliers.dtype == torch.float64
 
@@ -113,7 +110,7 @@ def test_finite_sums_have_bounds(rng):
 
 @pytest.mark.parametrize("method", ["sanc", "arc", "scr", "cr", "crm", "ncd", "sgd"])
 def test_every_method_stays_within_the_bounds(method):
-    fun = guarded(torch_rosen)
+    fun = guarded(rosen_torch)
     res = sanc.minimize(fun, torch.tensor(X0), bounds=Bounds(LOWER, UPPER), method=method, max_iter=15, certify=False)
     assert np.all((res.x.numpy() >= LOWER) & (res.x.numpy() <= UPPER)) and res.fun <= rosen(X0)
 
@@ -307,7 +304,7 @@ def test_a_run_with_bounds_resumes_bit_for_bit(method):
 
 def test_a_start_outside_is_projected_with_a_warning():
     with pytest.warns(scipy.optimize.OptimizeWarning, match="variables 0, 2"):
-        res = sanc.minimize(guarded(torch_rosen), torch.tensor([5.0, 0.0, 9.0]).double(), bounds=Bounds(LOWER, UPPER))
+        res = sanc.minimize(guarded(rosen_torch), torch.tensor([5.0, 0.0, 9.0]).double(), bounds=Bounds(LOWER, UPPER))
     assert res.success and np.allclose(res.x.numpy(), SOLUTION, atol=1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

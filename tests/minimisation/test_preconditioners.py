@@ -14,16 +14,13 @@ from sanc.core.runs.preconditioned import Factor, PreconditionedOracle
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.leastsquares.networks import NetworkResiduals
 from sanc.minimisation.objective import build_oracle
+from zoo import rosen_torch
 
 RNG = np.random.default_rng(0)
 SCALES = np.array([1.0, 2.0, 4.0, 0.5])
 ROOT = np.diag(SCALES) + 0.3 * np.tril(RNG.standard_normal((4, 4)), -1)
 M = ROOT @ ROOT.T
 START = np.array([-1.2, 1.0, 0.5, 2.0])
-
-
-def rosenbrock(x):
-    return (100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2).sum()
 
 
 def jac(x):
@@ -46,9 +43,9 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_steps_are_those_of_a_change_of_variables(form):
     options = {"max_iter": 6, "certify": False, "tol": 1e-14}
-    res = sanc.minimize(rosenbrock, START, jac=jac, hessp=hessp, precond=FORMS[form], **options)
+    res = sanc.minimize(rosen_torch, START, jac=jac, hessp=hessp, precond=FORMS[form], **options)
     changed = sanc.minimize(
-        lambda y: rosenbrock(ROOT @ y),
+        lambda y: rosen_torch(ROOT @ y),
         np.linalg.solve(ROOT, START),
         jac=lambda y: ROOT.T @ jac(ROOT @ y),
         hessp=lambda y, v: ROOT.T @ hessp(ROOT @ y, ROOT @ v),
@@ -59,7 +56,7 @@ def test_steps_are_those_of_a_change_of_variables(form):
         assert ours.branch == theirs.branch
         assert np.isclose(ours.value, theirs.value, rtol=1e-8) and np.isclose(ours.sigma, theirs.sigma, rtol=1e-5)
         assert np.isclose(ours.step_norm, theirs.step_norm, rtol=1e-6)
-    plain = sanc.minimize(rosenbrock, START, jac=jac, hessp=hessp, **options)
+    plain = sanc.minimize(rosen_torch, START, jac=jac, hessp=hessp, **options)
     assert not np.allclose(plain.x, res.x, rtol=1e-3)
 
 
@@ -143,7 +140,7 @@ def test_float32_shapes_and_trees():
 )
 def test_mistakes_are_named(change, match):
     with pytest.raises((ArgumentError, ArgumentTypeError), match=match):
-        sanc.minimize(rosenbrock, START, jac=jac, hessp=hessp, **change)
+        sanc.minimize(rosen_torch, START, jac=jac, hessp=hessp, **change)
 
 
 # ---------------------------------------------------------------------- least squares

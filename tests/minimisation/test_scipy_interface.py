@@ -16,12 +16,9 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
 from sanc import Status
+from zoo import rosen_torch
 
 X0 = [1.3, 0.7, 0.8, 1.9]
-
-
-def plain_rosen(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def given(**more):
@@ -87,7 +84,7 @@ def test_gradients_by_differences(scheme, near):
     def fun(x):
         nonlocal calls
         calls += 1
-        return plain_rosen(x)
+        return rosen_torch(x)
 
     res = sanc.minimize(fun, X0, jac=scheme)
     assert res.success and res.status is Status.SECOND_ORDER
@@ -113,7 +110,7 @@ def test_values_of_a_lower_precision_than_the_point_are_named(scheme):
 def test_the_differences_are_those_of_scipy(rng):
     x = rng.standard_normal(6)
     for scheme, tolerance in (("2-point", 1e-4), ("3-point", 1e-6), ("cs", 1e-12)):
-        res = sanc.minimize(plain_rosen, x, jac=scheme, max_iter=0, certify=False)
+        res = sanc.minimize(rosen_torch, x, jac=scheme, max_iter=0, certify=False)
         assert res.jac == pytest.approx(rosen_der(x), rel=tolerance, abs=tolerance)
 
 
@@ -131,7 +128,7 @@ def test_a_scheme_as_hess_means_differences_of_the_gradient():
 
 def test_scipy_method_without_a_gradient():
     for jac in (None, "2-point", "3-point", "cs"):
-        res = scipy.optimize.minimize(plain_rosen, X0, jac=jac, method=sanc.scipy_method, options={"maxiter": 100})
+        res = scipy.optimize.minimize(rosen_torch, X0, jac=jac, method=sanc.scipy_method, options={"maxiter": 100})
         assert res.success and res.x == pytest.approx(np.ones(4), abs=1e-4)
 
 
@@ -225,7 +222,7 @@ def test_jax_functions():
         hessp = jax.jit(lambda x, v: jax.jvp(grad, (x,), (v,))[1])
         x0 = {"a": jax.numpy.array(X0[:2]), "b": jax.numpy.array(X0[2:])}
         res = sanc.minimize(jax.jit(fun), x0, jac=grad, hessp=hessp)
-        flat = sanc.minimize(plain_rosen, jax.numpy.array(X0), jac=jax.grad(plain_rosen))
+        flat = sanc.minimize(rosen_torch, jax.numpy.array(X0), jac=jax.grad(rosen_torch))
     assert res.success and np.append(res.x["a"], res.x["b"]) == pytest.approx(np.ones(4), abs=1e-8)
     assert flat.success and flat.x == pytest.approx(np.ones(4), abs=1e-8)
 
@@ -258,7 +255,7 @@ def test_jax_differentiates_its_functions_of_numpy_arrays():
     short = {"max_iter": 2, "certify": False}
 
     def fun(x):
-        return jax.numpy.sum(plain_rosen(x))
+        return jax.numpy.sum(rosen_torch(x))
 
     def through_scipy(**options):
         return scipy.optimize.minimize(fun, X0, method=sanc.scipy_method, options=short | options)

@@ -581,7 +581,7 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
 ], ids=["one cycle", "constant", "warm-up", "decay", "constant of Adam", "stairs", "high stairs"])  # fmt: skip
 def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, style, monkeypatch, recwarn):
     """Constant rates of Adam are detected before the end of the longest warm-up, unless the rate rises before."""
-    monkeypatch.setattr(optimizers, "_LONGEST_WARM_UP", 5)
+    monkeypatch.setattr(optimizers, "_MAX_WARM_UP_STEPS", 5)
     monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)

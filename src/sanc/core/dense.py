@@ -21,7 +21,7 @@ from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 Dense = TypeVar("Dense", bound="DenseModel")
 
 
-_SINGULAR_RATIO = 1e-12
+_SINGULAR_EIGENVALUE_RATIO = 1e-12
 """Ratio of the extreme eigenvalues below which a semidefinite Hessian counts as singular.
 
 Along its null space the gradient is roundoff, and Newton's step would divide that roundoff by a zero eigenvalue.
@@ -100,8 +100,8 @@ class DenseModel(CubicModel):
         if line is not None:
             return line
         values, eigenvector_rows = eigenpairs(matrix)
-        largest = float(np.abs(values).max())
-        if values[0] > -_SINGULAR_RATIO * largest and np.abs(values).min() <= _SINGULAR_RATIO * largest:
+        negligible = _SINGULAR_EIGENVALUE_RATIO * float(np.abs(values).max())
+        if values[0] > -negligible and np.abs(values).min() <= negligible:
             return super().build_in(here, operator)  # a Krylov space has no null vectors but those in the gradient
         projections = eigenvector_rows @ _array(here.space, here.g)
         return self.whole_space(here, operator, values, eigenvector_rows, projections)
@@ -113,7 +113,7 @@ class DenseModel(CubicModel):
         g = _array(here.space, here.g)
         factor, info = dpotrf(matrix, lower=1)
         pivots = np.diagonal(factor)
-        if info != 0 or not pivots.min() ** 2 > _SINGULAR_RATIO * pivots.max() ** 2:
+        if info != 0 or not pivots.min() ** 2 > _SINGULAR_EIGENVALUE_RATIO * pivots.max() ** 2:
             return None
         step, product = dpotrs(factor, -g, lower=1)[0], matrix @ g
         step_norm, hessian_norm = math.sqrt(step @ step), math.sqrt(product @ product) / here.grad_norm

@@ -21,9 +21,9 @@ MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
 SAMPLED_KRYLOV_DIM = 5
 """J with samples if `krylov_dim` is None, as in the paper: a sampled Hessian is not exact."""
-_NEGLIGIBLE_STEP_DIM = 10
+_MAX_NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
-_TEST_DIVISOR, _LEAST_TEST_INTERVAL = 5, 8
+_TEST_DIVISOR, _MIN_TEST_INTERVAL = 5, 8
 """The next stopping test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
 _PREDICTION_FACTOR = 2.0
 """The test is made if the predicted ‖∇m‖ is below this many tolerances."""
@@ -346,7 +346,7 @@ class _TestSchedule(NamedTuple):
         """Return the schedule after a test at a dimension; `multiplier` is the μ of its step if μ predicts ‖∇m‖."""
         if multiplier is None:
             return cls(dim + max(1, dim // _TEST_DIVISOR))
-        return cls(dim + 1, dim + max(_LEAST_TEST_INTERVAL, dim // _TEST_DIVISOR), multiplier)
+        return cls(dim + 1, dim + max(_MIN_TEST_INTERVAL, dim // _TEST_DIVISOR), multiplier)
 
     def is_early(self, krylov: Krylov, tolerance: float) -> bool:
         """Whether the test is left out at the present dimension."""
@@ -431,7 +431,7 @@ def _is_accurate(
     residual = krylov.residual_of(step.u)
     if model.uses_forcing_term and here.below_precision(step.norm):
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.
-        return residual <= tolerance and here.grad_norm > 0.0 and krylov.dim >= _NEGLIGIBLE_STEP_DIM
+        return residual <= tolerance and here.grad_norm > 0.0 and krylov.dim >= _MAX_NEGLIGIBLE_STEP_DIM
     return residual <= _step_tolerance(model, here, step.norm, units, tolerance)
 
 

@@ -16,7 +16,7 @@ from sanc.errors import ArgumentTypeError, shown
 
 T = TypeVar("T")
 
-REMEMBERED_POINTS = 4
+MAX_REMEMBERED_POINTS = 4
 """Points of a face, or of a change of variables, whose full vectors are remembered: x, a trial point, an escape point,
 and one more."""
 

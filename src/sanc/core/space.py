@@ -41,7 +41,7 @@ those of 400 terms to 10 eps. Libraries add longer sums in blocks or pairs, so t
 
 NEAR_ZERO, NEAR_INFINITY = 1e-300, 1e300
 """Numbers near the ends of float64, 2e-308 and 2e308: in place of a divisor or norm of zero, and of an infinite one."""
-SMALLEST_SQUARE, SMALLEST_SQUARE_FLOAT32 = 1e-280, 1e-30
+MIN_SAFE_SQUARE, MIN_SAFE_SQUARE_FLOAT32 = 1e-280, 1e-30
 """Sums of squares lose no digits by underflow above these: eps times them is still a normal number of their type."""
 _BLOCK_SIZE = 2**20
 """Entries of a block. Longer inner products are sums over blocks in float64: one float32 sum over 10⁹ entries would
@@ -73,7 +73,7 @@ class Space:
         self.dtype: Any = dtype
         self.device = device
         self.eps, self.max = float(torch.finfo(dtype).eps), float(torch.finfo(dtype).max)
-        self._min_square = SMALLEST_SQUARE if dtype == torch.float64 else SMALLEST_SQUARE_FLOAT32
+        self._min_square = MIN_SAFE_SQUARE if dtype == torch.float64 else MIN_SAFE_SQUARE_FLOAT32
 
     # Numbers.
 

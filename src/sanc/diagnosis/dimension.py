@@ -20,11 +20,11 @@ from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.curvature import Extremes, quadrature
 
-_CONVERGED = 0.05
+_RITZ_PAIR_TOLERANCE = 0.05
 """Relative residual up to which a Ritz pair counts as an eigenpair: the error of its value is about its square."""
-_KEPT_ENTRIES = 2**27
+_MAX_EIGENVECTOR_ENTRIES = 2**27
 """Entries of all eigenvectors that are kept: 0.5 GB in float32."""
-_LEAST_STEPS, _MOST_STEPS = 8, 32
+_MIN_QUADRATURE_STEPS, _MAX_QUADRATURE_STEPS = 8, 32
 """Lanczos iterations of a random start. They end in between when the quadrature error is below the standard error, or
 the error of products above both."""
 
@@ -67,12 +67,12 @@ class _Quadrature:
 
 def converged_pairs(extremes: Extremes, dim: int, *, keeps_basis: bool) -> list[int]:
     """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; the ends alone without a basis."""
-    indices = np.flatnonzero(extremes.relative_residuals <= _CONVERGED)
+    indices = np.flatnonzero(extremes.relative_residuals <= _RITZ_PAIR_TOLERANCE)
     ends = (0, len(extremes.values) - 1)
     if not keeps_basis:
         return [int(k) for k in indices if k in ends]
     largest = indices[np.argsort(-np.abs(extremes.values[indices]), kind="stable")]
-    return sorted(map(int, largest[: max(2, _KEPT_ENTRIES // dim)]))
+    return sorted(map(int, largest[: max(2, _MAX_EIGENVECTOR_ENTRIES // dim)]))
 
 
 def measure_dimension(
@@ -104,7 +104,7 @@ def measure_dimension(
         if time_is_up():
             return True
         current = _quadrature(alpha, beta, complement_dim)
-        return len(alpha) >= _LEAST_STEPS and (
+        return len(alpha) >= _MIN_QUADRATURE_STEPS and (
             complement_dim * current.mean_abs_error <= _standard_error_of_trace(current, complement_dim, count)
             or _participation_ratio(extremes, dim, [*known], [*quadratures, current], products).limited_by_roundoff
         )
@@ -113,7 +113,7 @@ def measure_dimension(
         if time_is_up():
             break
         alpha, beta = quadrature(
-            oracle, x, seed, max_dim=_MOST_STEPS, suffices=suffices, store=store, without=[*known.values()]
+            oracle, x, seed, max_dim=_MAX_QUADRATURE_STEPS, suffices=suffices, store=store, without=[*known.values()]
         )
         quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)

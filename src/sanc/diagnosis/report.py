@@ -14,15 +14,15 @@ from sanc.errors import ArgumentTypeError, missing_attribute, shown
 
 _SCREEN_WIDTH = 80
 """Characters of a line."""
-_SMALLEST_DENSITY = 1e-6
+_MIN_DRAWN_DENSITY = 1e-6
 """Smallest density that is drawn, relative to the largest."""
-_NARROWEST_KERNEL = 1e-12
+_MIN_KERNEL_WIDTH = 1e-12
 """Smallest width of a kernel of the drawn density, relative to the largest |λ|."""
-_NOTABLE_DECREASE = 1e-2
+_NOTABLE_DECREASE_FRACTION = 1e-2
 """Share of the loss, on the batches of the decrease, from which a decrease is notable."""
-_NEGLIGIBLE_CURVATURE = 1e-3
+_NEGLIGIBLE_CURVATURE_RATIO = 1e-3
 """Share of λ_max up to which λ_min, or a negative lower bound of it, counts as zero."""
-_NOISY_SHARE = 0.5
+_NOISY_FRACTION = 0.5
 """Share of batch noise in ‖g‖² from which the gradient counts as noise."""
 
 
@@ -148,18 +148,18 @@ class Report:
         """What the numbers mean, in one or two sentences."""
         loss = abs(self.value if math.isnan(self.held_out_value) else self.held_out_value)
         if math.isnan(self.gradient_decrease):
-            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE_DECREASE * loss
+            descends = self.grad_norm**2 / 2 * self.max_lr / 2 > _NOTABLE_DECREASE_FRACTION * loss
         else:
-            descends = self.gradient_decrease > _NOTABLE_DECREASE * loss
-        escapes = self.curvature_decrease > _NOTABLE_DECREASE * loss
-        if self.noise_share > _NOISY_SHARE:
+            descends = self.gradient_decrease > _NOTABLE_DECREASE_FRACTION * loss
+        escapes = self.curvature_decrease > _NOTABLE_DECREASE_FRACTION * loss
+        if self.noise_share > _NOISY_FRACTION:
             gradient = "Batch noise dominates the gradient: larger batches, averages or smaller steps are needed."
         elif descends:
             gradient = "Not trained to the end: a plain gradient step still lowers the loss by more than 1 %."
         else:
             gradient = "A plain gradient step lowers the loss by less than 1 %."
         if not self.saddle:
-            negligible = _NEGLIGIBLE_CURVATURE * abs(self.lambda_max)
+            negligible = _NEGLIGIBLE_CURVATURE_RATIO * abs(self.lambda_max)
             if self.lambda_min_bound < -negligible:
                 curvature = "No negative curvature was found."
             elif self.lambda_min <= negligible:
@@ -236,11 +236,11 @@ class Report:
         figure = Figure(figsize=(9.0, 3.5), layout="constrained") if figure is None else figure
         left, right = figure.subplots(1, 2)
         values, weights = self.density
-        width = max(float(np.ptp(values)) / 100, _NARROWEST_KERNEL * max(1.0, float(np.abs(values).max())))
+        width = max(float(np.ptp(values)) / 100, _MIN_KERNEL_WIDTH * max(1.0, float(np.abs(values).max())))
         grid = np.linspace(values.min() - 5 * width, values.max() + 5 * width, 400)
         kernels = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         density = kernels @ weights
-        left.semilogy(grid, np.maximum(density, _SMALLEST_DENSITY * density.max()))
+        left.semilogy(grid, np.maximum(density, _MIN_DRAWN_DENSITY * density.max()))
         left.set(xlabel="λ", ylabel="spectral density")
         for name, (distances, losses) in self.profiles.items():
             right.plot(distances, losses, label=f"along the eigenvector of {name.replace('lambda_', 'λ_')}")

@@ -16,7 +16,7 @@ from sanc.core.saved import state_error
 from sanc.core.space import NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
-_SMALLEST_SCALE = 1e-3
+_MIN_SCALE_RATIO = 1e-3
 """Smallest scale of x for difference steps, relative to the largest one of the run; chosen by hand."""
 
 
@@ -123,11 +123,11 @@ class CallableOracle(Oracle):
     def smallest_scale(self, x: Vector) -> float:
         """Return the smallest scale of x that difference steps follow; 1 if x was zero at all points.
 
-        The steps follow the root mean square of x, but not below `_SMALLEST_SCALE` times its largest value of the run.
+        The steps follow the root mean square of x, but not below `_MIN_SCALE_RATIO` times its largest value of the run.
         An x that tends to zero would otherwise have steps below the scale on which f changes.
         """
         self._scale = max(self._scale, self.space.norm(x) / self.space.dim**0.5)
-        return _SMALLEST_SCALE * self._scale or 1.0
+        return _MIN_SCALE_RATIO * self._scale or 1.0
 
     def numbers(self) -> dict[str, Any]:
         return {"size": self._scale}

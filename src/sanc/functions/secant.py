@@ -18,14 +18,14 @@ from sanc.core.saved import state_error
 from sanc.core.space import Floats, Vector
 from sanc.functions.differences import DifferenceOracle, Scheme
 
-SECANT_VARIABLES = 100
+MAX_SECANT_VARIABLES = 100
 """Largest number of variables with a secant matrix: second differences cost n²/2 evaluations of f."""
 
-_SKIPPED_UPDATE = 1e-8
+_MIN_UPDATE_DENOMINATOR = 1e-8
 """An update is skipped if its denominator is below this fraction of the norms: the usual safeguard (Conn, Gould and
 Toint 1991)."""
 
-_FORWARD_ERRORS = 100.0
+_MIN_FORWARD_ERRORS = 100.0
 """Forward differences are used while the gradient norm exceeds this many times their error. Its error of 1 % then
 changes a step by no more than a secant matrix does."""
 
@@ -77,7 +77,7 @@ class SecantOracle(DifferenceOracle):
         sizes = np.maximum(1.0, np.abs(_array(self, x)))
         step = math.sqrt(self.space.eps) * sizes
         error = 0.5 * step * np.abs(np.diag(self._matrix)) + 2.0 * self.space.eps * abs(self.value(x)) / step
-        return _FORWARD_ERRORS * float(np.linalg.norm(error)) < self.space.norm(g)
+        return _MIN_FORWARD_ERRORS * float(np.linalg.norm(error)) < self.space.norm(g)
 
     # The Hessian.
 
@@ -212,7 +212,7 @@ def updated(matrix: Floats, s: Floats, y: Floats) -> Floats:
         return matrix
     missing = y - matrix @ s
     denominator = float(missing @ s)
-    if not abs(denominator) > _SKIPPED_UPDATE * float(np.linalg.norm(missing) * np.linalg.norm(s)):
+    if not abs(denominator) > _MIN_UPDATE_DENOMINATOR * float(np.linalg.norm(missing) * np.linalg.norm(s)):
         return matrix
     new = matrix + np.outer(missing, missing) / denominator
     return new if np.isfinite(new).all() else matrix

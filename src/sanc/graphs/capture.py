@@ -25,7 +25,7 @@ MAX_KINDS = 4
 """The most kinds of batches (shapes, losses) that are recorded, since each needs its own memory. Four are enough for
 full and shorter last batches of two loss functions."""
 
-_MAX_SEEN = 100
+_MAX_COUNTED_KINDS = 100
 """The most kinds of batches that are counted: far above `MAX_KINDS`, and few enough to keep."""
 
 
@@ -115,7 +115,7 @@ class Capture:
 
     def _reason_to_wait(self, key: tuple[Any, ...]) -> str:
         """Count a kind of batches, and return why it is not recorded now; empty if it is."""
-        if len(self._seen) > _MAX_SEEN:  # with a new loss function in every step no kind recurs
+        if len(self._seen) > _MAX_COUNTED_KINDS:  # with a new loss function in every step no kind recurs
             self._seen.clear()
         self._seen[key] += 1
         if self._oracles and self._seen[key] < 2:

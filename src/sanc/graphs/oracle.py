@@ -37,7 +37,7 @@ _GRADIENT_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 
 """The largest relative difference between a recorded and an eager gradient, by the type of the parameters: about √eps,
 above the roundoff of sums in another order, and far below the error of a wrong recording."""
 
-_SMALLEST_GRADIENT_NORM = 1e-30
+_MIN_GRADIENT_NORM = 1e-30
 """A lower bound of the gradient norm in that relative difference, against a division by zero."""
 
 
@@ -177,7 +177,7 @@ class CapturedOracle(AutogradOracle):
         unread, eager = self._inner.unread_gradient(self._point)
         eager_value = float(unread)
         error = float(
-            torch.linalg.vector_norm(eager - g) / torch.linalg.vector_norm(eager).clamp_min(_SMALLEST_GRADIENT_NORM)
+            torch.linalg.vector_norm(eager - g) / torch.linalg.vector_norm(eager).clamp_min(_MIN_GRADIENT_NORM)
         )
         tolerance = max(_GRADIENT_TOLERANCE[leaf.dtype] for leaf in self.leaves.tensors)
         if not (math.isfinite(eager_value) and math.isfinite(error)):

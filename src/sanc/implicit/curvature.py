@@ -17,17 +17,17 @@ from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.curvature import Certificate, explore
 from sanc.implicit.linear import RitzSpace, known_space
 
-SMALL_DIM = 100
+ALWAYS_FORMED_DIM = 100
 """Largest dimension in which the Hessian is always formed: a hundred products are cheap."""
-_LARGEST_DIM, _PRODUCTS_OF_RUN = 1000, 4
+_MAX_FORMED_DIM, _MAX_DIM_PER_PRODUCT = 1000, 4
 """Largest dimension in which it is formed at all, and the largest one relative to the products of the run. Bound,
 Newton step and one derivative take one to two times the products of the run. A column of a block takes between a
 fiftieth and all of the time of a product, on problems with 90 to 640 variables."""
-_COLUMN_ENTRIES = 2**22
+_MAX_COLUMN_ENTRIES = 2**22
 """Entries of the intermediate results of one block of columns, 32 MB in float64: it has as many columns as fit."""
-_LOWER_BOUND_ERROR = 0.5
+_LOWER_BOUND_TOLERANCE = 0.5
 """Relative error of the lower bound of λ_min. The bound only scales the error estimate, so a factor of two suffices."""
-_LEAST_BLOCK = 16
+_MIN_BLOCK_COLUMNS = 16
 """Columns of a block from which the Hessian of a large space is formed."""
 
 GradientOf = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ def forms_hessian(dim: int, run_products: int, max_products: int | None) -> bool
     """Whether all columns of the Hessian are expected to cost less than the products that they replace."""
     if max_products is not None and max_products < dim:
         return False
-    return dim <= max(SMALL_DIM, min(_LARGEST_DIM, _PRODUCTS_OF_RUN * run_products))
+    return dim <= max(ALWAYS_FORMED_DIM, min(_MAX_FORMED_DIM, _MAX_DIM_PER_PRODUCT * run_products))
 
 
 def curvature_by_products(
@@ -87,7 +87,7 @@ def curvature_by_products(
         max_products=max_products,
         seed=seed,
         thorough=True,
-        relative_error=_LOWER_BOUND_ERROR,
+        relative_error=_LOWER_BOUND_TOLERANCE,
     )
     norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.product_scale
     return Curvature(explored.certificate, known_space(explored, oracle.space), norm)
@@ -123,9 +123,9 @@ def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None
     leaf = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         g = gradient(leaf)
-    block_columns = max(1, _COLUMN_ENTRIES // (intermediate_entries(g) or _COLUMN_ENTRIES))
+    block_columns = max(1, _MAX_COLUMN_ENTRIES // (intermediate_entries(g) or _MAX_COLUMN_ENTRIES))
     indices = torch.arange(len(x), device=x.device) if free_indices is None else free_indices
-    if len(indices) > SMALL_DIM and block_columns < _LEAST_BLOCK:
+    if len(indices) > ALWAYS_FORMED_DIM and block_columns < _MIN_BLOCK_COLUMNS:
         return None
     if not g.requires_grad:  # f is linear
         return torch.zeros(len(indices), len(indices), dtype=x.dtype, device=x.device)

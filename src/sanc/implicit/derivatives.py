@@ -74,6 +74,25 @@ def gradient(value: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], 
     return g
 
 
+def gradient_in(
+    value: Callable[..., Tensor], x: Tensor, theta: Sequence[Tensor], indices: Sequence[int], *, transformed: bool
+) -> Callable[..., Tensor]:
+    """Return ∇_x f at a fixed x as a function of the parameters with these indices."""
+
+    def function(*chosen: Tensor) -> Tensor:
+        others = list(theta)
+        for index, tensor in zip(indices, chosen, strict=True):
+            others[index] = tensor
+        return gradient(value, x, others, transformed=transformed)
+
+    return function
+
+
+def norm_of(tensor: Tensor) -> float:
+    """Return the Euclidean norm of all entries, computed in float64."""
+    return float(torch.linalg.vector_norm(tensor.detach().double()))
+
+
 def _alias(tensor: Tensor) -> Tensor:
     """Return a tensor on the same memory that requires a gradient, in the graph of `tensor` if that has one."""
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()

@@ -21,7 +21,7 @@ from sanc.implicit.free import has_weak_bounds
 from sanc.implicit.kinks import find_kink
 from sanc.implicit.linear import CUTOFF_EXPONENT, LinearSolution, solve, solve_least_squares
 
-_NEWTON_TOL = 1e-2
+_NEWTON_STEP_TOLERANCE = 1e-2
 """Relative error of the last Newton step, so that it divides ‖∇f‖ by about 100."""
 _DEGENERATE_CHANGE = 0.1
 """Relative change of the Hessian along the last Newton step from which the minimum counts as degenerate.
@@ -158,7 +158,7 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         return examined
     before = oracle.hessian(x)
     try:
-        step: Any = solve_with(oracle, before, g, examined.curvature, _NEWTON_TOL, options).v
+        step: Any = solve_with(oracle, before, g, examined.curvature, _NEWTON_STEP_TOLERANCE, options).v
         image = before(step)
         before.release()
         new_x = x - step

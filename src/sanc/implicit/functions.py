@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sanc.autograd.internals import forward_mode_enabled, without_saving_hooks
-from sanc.implicit.derivatives import gradient, pull_back, push_forward
+from sanc.implicit.derivatives import gradient, gradient_in, pull_back, push_forward
 
 
 class ParametricFunction(Protocol):
@@ -53,10 +53,9 @@ class ArgMin(torch.autograd.Function):
         needed = [index for index in range(len(theta)) if ctx.needs_input_grad[index + 1]]
         products = problem.mixed_product(v, x, tuple(theta), needed)
         if products is None:
-            products = pull_back(
-                _gradient_of(problem, x, theta, needed), [theta[index] for index in needed], (-v,),
-                transformed=problem.transformed,
-            )  # fmt: skip
+            function = gradient_in(problem.value, x, theta, needed, transformed=problem.transformed)
+            chosen = [theta[index] for index in needed]
+            products = pull_back(function, chosen, (-v,), transformed=problem.transformed)
         problem.report_derivative(v, needed, products)
         grads: list[Any] = [None] * len(theta)
         for index, product in zip(needed, products, strict=True):
@@ -71,7 +70,7 @@ class ArgMin(torch.autograd.Function):
         with forward_mode_enabled():
             x, *theta = _primals(ctx.saved_tensors)
             change = push_forward(
-                _gradient_of(problem, x, theta, moved),
+                gradient_in(problem.value, x, theta, moved, transformed=problem.transformed),
                 [theta[index] for index in moved],
                 [tangents[index] for index in moved],
                 like=x,
@@ -135,18 +134,6 @@ def solution_of(problem: ParametricFunction, u: Tensor, x: Tensor, *theta: Tenso
 def _primals(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors without the tangents of the innermost forward mode."""
     return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
-
-
-def _gradient_of(problem: ParametricFunction, x: Tensor, theta: list[Tensor], indices: list[int]) -> Any:
-    """Return the function of some of the parameters that computes ∇_x f at a fixed x."""
-
-    def function(*chosen: Tensor) -> Tensor:
-        others = list(theta)
-        for index, tensor in zip(indices, chosen, strict=True):
-            others[index] = tensor
-        return gradient(problem.value, x, others, transformed=problem.transformed)
-
-    return function
 
 
 def _product_with(problem: ParametricFunction, v: Tensor) -> Any:

@@ -11,6 +11,7 @@ from scipy.optimize import Bounds
 from torch import Tensor
 
 from sanc.errors import ArgumentError, shown
+from sanc.implicit.derivatives import norm_of
 from sanc.implicit.examination import SolveOptions
 from sanc.implicit.problem import ImplicitProblem
 from sanc.leastsquares import least_squares
@@ -81,7 +82,7 @@ class LeastSquaresProblem(ImplicitProblem):
     def gradient_norm(self, result: Any) -> float:
         multipliers = result.get("multipliers")
         held = 0.0 if multipliers is None else self._flat(multipliers)
-        return float(torch.linalg.vector_norm((result.grad - held).double()))
+        return norm_of(result.grad - held)
 
     def gradient_tolerance(self, result: Any) -> float:
         return math.inf  # its tolerance is on angles

@@ -27,16 +27,16 @@ from sanc.core.spectrum.krylov import Krylov, Lanczos
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""
-_RESIDUAL_SHARE = 0.9
+_RESIDUAL_FRACTION = 0.9
 """A round aims at this fraction of the required residual, because the true residual may be larger."""
-_CHANGE_SHARE = 0.1
+_CHANGE_FRACTION = 0.1
 """A round with known pairs reduces the residual to this fraction of the relative change of H, and not further: the
 change along one step exceeds most others."""
 CUTOFF_EXPONENT = 0.5
 """Exponent of the machine precision: the pseudo-inverse treats eigenvalues below √eps·‖H‖ as zero."""
-_RITZ_VECTOR_ENTRIES = 10_000_000
+_MAX_RITZ_VECTOR_ENTRIES = 10_000_000
 """Largest number of entries of the known vectors: 80 MB in float64."""
-_CONVERGED_RESIDUAL = 0.1
+_KNOWN_PAIR_TOLERANCE = 0.1
 """Relative residual up to which a Ritz pair of a Krylov space is used."""
 _PAIR_COST, _PAIR_COST_DIM = 0.04, 10_000
 """Cost of a known pair relative to that of a product in at least so many dimensions: a product with H reads and writes
@@ -165,11 +165,11 @@ def _useful_pairs(values: Floats, residuals: Floats, dim: int, rounding: float) 
     The number of products grows with the square root of the ratio of the extreme eigenvalues that remain.
     """
     positive = np.flatnonzero(values > rounding * np.abs(values).max())
-    usable = positive[residuals[positive] <= _CONVERGED_RESIDUAL * values[positive]]
+    usable = positive[residuals[positive] <= _KNOWN_PAIR_TOLERANCE * values[positive]]
     if not len(usable):
         return usable
     level = float(np.exp(np.mean(np.log(values[positive]))))
-    order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))][: _RITZ_VECTOR_ENTRIES // dim]
+    order = usable[np.argsort(-np.abs(np.log(values[usable] / level)))][: _MAX_RITZ_VECTOR_ENTRIES // dim]
     pair_cost = _PAIR_COST * min(1.0, dim / _PAIR_COST_DIM)
 
     def expected_time(count: int) -> float:
@@ -209,7 +209,7 @@ def solve(
 
     for _ in range(_MAX_ROUNDS):
         max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
-        min_residual = _CHANGE_SHARE * change * residual_norm if known.dim else 0.0
+        min_residual = _CHANGE_FRACTION * change * residual_norm if known.dim else 0.0
         limits = (max_dim, required_residual, norm_v, min_residual)
         correction, spent = _correction(product, residual, space, known, *limits)
         improved = v + correction
@@ -262,7 +262,7 @@ def _correction(
         inner = known.coefficients(inside, float(y @ components))
         norm = max(norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
         residual = krylov.residual_of(y)
-        required = _RESIDUAL_SHARE * required_residual(norm)
+        required = _RESIDUAL_FRACTION * required_residual(norm)
         if krylov.is_complete or residual <= max(space.eps * start_norm, min_residual, required):
             break
     return known.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]

@@ -158,6 +158,28 @@ def argmin(
     require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
     require_bool("details", details)
+    _check_function(fun)
+    for name, value in options.items():
+        if name in _UNSUITABLE:
+            raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+    passed_on: dict[str, Any] = {**options} if bounds is None else {**options, "bounds": bounds}
+    solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
+    problem: ImplicitProblem
+    if passed_on.get("method") == METHOD:
+        del passed_on["method"]
+        passed_on |= {"loss": loss, "f_scale": f_scale}
+        problem = LeastSquaresProblem(fun, x0, theta, solve_options, passed_on)
+    else:
+        for name, value, default in (("loss", loss, "linear"), ("f_scale", f_scale, 1.0)):
+            require(value == default, name, value, f'pass method = "{METHOD}" too')
+        problem = ImplicitProblem(fun, x0, theta, solve_options, passed_on)
+    flat = minimum_of(problem, *problem.theta)
+    x = problem.unflatten(flat)
+    return (x, problem.solutions[-1]) if details else x
+
+
+def _check_function(fun: Any) -> None:
+    """Raise an error if `fun` cannot be called as fun(x, theta)."""
     if isinstance(fun, FiniteSum) or not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
     if mismatch := call_problem(fun, 2):
@@ -165,21 +187,3 @@ def argmin(
             f"fun cannot be called as fun(x, theta) ({mismatch}): pass a function of both, and several parameters as a "
             "tuple or dict."
         )
-    for name, value in options.items():
-        if name in _UNSUITABLE:
-            raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")
-    passed_on: dict[str, Any] = {**options} if bounds is None else {**options, "bounds": bounds}
-    solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
-    kind: type[ImplicitProblem] = ImplicitProblem
-    if passed_on.get("method") == METHOD:
-        kind = LeastSquaresProblem
-        passed_on |= {"loss": loss, "f_scale": f_scale}
-        del passed_on["method"]
-    else:
-        given = {"loss": (loss, "linear"), "f_scale": (f_scale, 1.0)}
-        for name, (value, default) in given.items():
-            require(value == default, name, value, f'pass method = "{METHOD}" too')
-    problem = kind(fun, x0, theta, solve_options, passed_on)
-    flat = minimum_of(problem, *problem.theta)
-    x = problem.unflatten(flat)
-    return (x, problem.solutions[-1]) if details else x

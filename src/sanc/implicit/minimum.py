@@ -17,21 +17,24 @@ from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.curvature import GradientOf
+from sanc.implicit.derivatives import norm_of
 from sanc.implicit.examination import NOT_FINITE, ONE_SIDED, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.objective import torch_modes
 
-_LARGEST_ERROR = 1e-2
+_MAX_DERIVATIVE_ERROR = 1e-2
 """Estimated relative error of a derivative beyond which `on_singular` decides."""
 _DEFAULT_RTOL = 3e-7
 """Default bound on the relative error of a linear system that is solved by products, unless √eps is larger."""
 _BOUND_REMEDY = 'Pass other bounds or leave them out; or pass on_singular="warn" to hold the variables at these bounds.'
+"""What to do about a multiplier of zero."""
 _REMEDY = (
     'Add a quadratic penalty to fun, pass a smaller tol or a larger max_products; or pass on_singular="pinv" for the '
     'pseudo-inverse, or "warn" to use the derivative all the same.'
 )
+"""What to do about another minimum that cannot be differentiated reliably."""
 
 
 class DifferentiableMinimum:
@@ -149,7 +152,7 @@ class DifferentiableMinimum:
             Derivative(error, error * norm_v if norm_v > 0.0 else 0.0, error, solution.residual, solution.products)
         )
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
-        if not error <= _LARGEST_ERROR and not has_warned:
+        if not error <= _MAX_DERIVATIVE_ERROR and not has_warned:
             report_singular(
                 f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
                 f"({self._curvature()})",
@@ -162,10 +165,10 @@ class DifferentiableMinimum:
 
         With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
-        norm_v, sizes = _norm(v), [_norm(product) for product in products]
-        for index, norm in zip(indices, sizes, strict=True):
-            self.mixed.norms.update(index, norm, norm_v)
-        norm = math.hypot(*sizes)
+        norm_v, norms = norm_of(v), [norm_of(product) for product in products]
+        seen = dict(zip(indices, norms, strict=True))
+        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_v))
+        norm = math.hypot(*norms)
         last, absolute = self.solution.derivatives[-1], 0.0
         if norm_v > 0.0:
             norm_m = self.mixed.norms.combined(indices)
@@ -211,7 +214,3 @@ def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> No
         warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
         return
     raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach().double()))

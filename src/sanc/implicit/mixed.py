@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from sanc.implicit.derivatives import gradient, pull_back
+from sanc.implicit.derivatives import gradient_in, norm_of, pull_back
 
 _STEP_EXPONENT, _STEP_FACTORS = 1 / 3, (8.0, 1.0, 1 / 8)
 """Steps of central differences, relative to the size of a parameter: eps^(1/3), which balances truncation and roundoff,
 and an eighth and eight times that. If the first difference agrees with the product, the others are not made."""
-_SAME_EXPONENT = 0.25
+_EQUAL_PRODUCTS_EXPONENT = 0.25
 """Products count as equal up to the relative difference eps^(1/4), 1e-4 in float64. The first step has a truncation
 error of 64 eps^(2/3), 2e-9."""
-_LARGEST_SPREAD = 0.1
+_MAX_SPREAD_FRACTION = 0.1
 """The differences contradict a product if their spread is at most this fraction of their smallest distance from it:
 errors of differences depend on the step, and that of a missing derivative does not."""
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 """Groups of parameters, each of which is moved by itself, for two gradients."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Norms:
+    """Estimates of the norms of matrices A_j: the largest ‖A_jᵀv‖/‖v‖ and ‖A_j d‖/‖d‖ that were seen.
+
+    Attributes
+    ----------
+    largest : dict
+        The estimates, by the index j.
+    """
+
+    largest: Mapping[int, float] = field(default_factory=dict)
+
+    def including(self, norms: Mapping[int, float], size: float) -> Norms:
+        """Return the estimates after products of these norms, by index, with a vector of norm `size`."""
+        ratios = {index: norm / size for index, norm in norms.items() if size > 0.0}
+        seen = {index: max(self.largest.get(index, 0.0), r) for index, r in ratios.items() if math.isfinite(r)}
+        return Norms({**self.largest, **seen})
+
+    def combined(self, indices: Sequence[int]) -> float:
+        """Return the estimate for some of the matrices side by side; infinite without one of theirs."""
+        return math.hypot(*(self.largest.get(index, math.inf) for index in indices))
+
+
+@dataclass(frozen=True)
 class MixedDerivative:
     """What is known about M = ∂²f/∂x∂θ.
 
@@ -38,148 +61,158 @@ class MixedDerivative:
     """
 
     problem: str = ""
-    norms: Norms = field(default_factory=lambda: Norms())
-    inverse_norms: Norms = field(default_factory=lambda: Norms())
+    norms: Norms = field(default_factory=Norms)
+    inverse_norms: Norms = field(default_factory=Norms)
 
 
-class Norms:
-    """Estimates of the norms of matrices A_j: the largest ‖A_jᵀv‖/‖v‖ and ‖A_j d‖/‖d‖ that were seen."""
+@dataclass(frozen=True)
+class MixedProducts:
+    """Products with M, exact and by differences.
 
-    def __init__(self) -> None:
-        self._largest: dict[int, float] = {}
-
-    def update(self, index: int, stretched: float, size: float) -> None:
-        """Update the estimate with the norms of A_jᵀv and v, or of A_j d and d."""
-        if size > 0.0 and math.isfinite(stretched / size):
-            self._largest[index] = max(self._largest.get(index, 0.0), stretched / size)
-
-    def combined(self, indices: Sequence[int]) -> float:
-        """Return the estimate for some of the matrices side by side; infinite without one of theirs."""
-        return math.hypot(*(self._largest.get(index, math.inf) for index in indices))
-
-
-def examine_mixed(
-    value: Callable[..., Tensor],
-    x: Tensor,
-    theta: Sequence[Tensor],
-    names: Sequence[str],
-    chosen: Sequence[int],
-    inverse: Callable[[Tensor], Tensor] | None,
-) -> MixedDerivative:
-    """Compare M with differences of ∇_x f along random directions, and estimate its norm and that of H⁻¹M.
-
-    Parameters
+    Attributes
     ----------
     value : callable
         f(x, *θ).
     x, theta : Tensor, sequence of Tensor
         The point and the parameters, without graphs.
-    names, chosen : sequence
-        The names of all parameters, and the indices of those that are differentiated.
+    chosen : sequence of int
+        The indices of the parameters that are differentiated.
+    """
+
+    value: Callable[..., Tensor]
+    x: Tensor
+    theta: Sequence[Tensor]
+    chosen: Sequence[int]
+
+    def transposed(self, v: Tensor) -> dict[int, Tensor]:
+        """Return Mᵀv by parameter."""
+        function = gradient_in(self.value, self.x, self.theta, self.chosen, transformed=False)
+        parts = pull_back(function, [self.theta[index] for index in self.chosen], (v,), transformed=False)
+        return dict(zip(self.chosen, parts, strict=True))
+
+    def difference(self, direction: Mapping[int, Tensor], step: float) -> Tensor:
+        """Return M d by a central difference, for a change d of some of the parameters."""
+        function = gradient_in(self.value, self.x, self.theta, self.chosen, transformed=False)
+
+        def gradient_at(h: float) -> Tensor:
+            theta = self.theta
+            return function(
+                *(theta[i] + h * direction[i] if i in direction else theta[i] for i in self.chosen)
+            ).detach()
+
+        return (gradient_at(step) - gradient_at(-step)) / (2.0 * step)
+
+
+def examine_mixed(
+    products: MixedProducts, names: Sequence[str], inverse: Callable[[Tensor], Tensor] | None
+) -> MixedDerivative:
+    """Compare M with differences of ∇_x f along random directions, and estimate its norm and that of H⁻¹M.
+
+    Parameters
+    ----------
+    products : MixedProducts
+        The products at a minimum.
+    names : sequence
+        The names of all parameters.
     inverse : callable or None
         The product with H⁻¹, if it costs little.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(like: Tensor) -> Tensor:
-        drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
-        is_square = like.ndim > 1 and like.shape[-1] == like.shape[-2]
-        return drawn + drawn.mT if is_square and torch.equal(like, like.mT) else drawn  # a symmetric matrix remains one
-
-    u, directions = draw(x), {}
-    for index in chosen:
-        rms = _norm(theta[index]) / math.sqrt(max(theta[index].numel(), 1))
-        directions[index] = draw(theta[index]) * (rms if math.isfinite(rms) and rms > 0.0 else 1.0)
-
-    def gradient_of(*moved: Tensor) -> Tensor:
-        others = list(theta)
-        for index, tensor in zip(chosen, moved, strict=True):
-            others[index] = tensor
-        return gradient(value, x, others, transformed=False)
-
-    def products(v: Tensor) -> dict[int, Tensor]:
-        """Return Mᵀv by parameter."""
-        parts = pull_back(gradient_of, [theta[index] for index in chosen], (v,), transformed=False)
-        return dict(zip(chosen, parts, strict=True))
-
-    def update_norms(norms: Norms, w: Tensor, v: Tensor) -> None:
-        """Note the sizes of Mᵀv for v = w or v = H⁻¹w."""
-        for index, part in products(v).items():
-            norms.update(index, _norm(part), _norm(w))
-
-    def difference(group: Sequence[int], step: float) -> Tensor:
-        """Return M d for the directions of a group by a central difference."""
-
-        def at(sign: float) -> Tensor:
-            moved = [theta[i] + sign * step * directions[i] if i in group else theta[i] for i in chosen]
-            return gradient_of(*moved).detach()
-
-        return (at(1.0) - at(-1.0)) / (2.0 * step)
-
-    mixed = MixedDerivative()
+    generator, chosen = torch.Generator().manual_seed(0), products.chosen
+    u = _draw(products.x, generator)
+    directions = {index: _draw_change(products.theta[index], generator) for index in chosen}
     with torch.no_grad():
-        exact = products(u)
-        for index, part in exact.items():
-            mixed.norms.update(index, _norm(part), _norm(u))
-        image = torch.zeros_like(x)
-        for first in range(min(len(chosen), _MOST_GROUPS)):
-            group = chosen[first::_MOST_GROUPS]
-            expected = float(sum((exact[index] * directions[index]).sum() for index in group))
-            differences = _Differences(partial(difference, group), u, expected)
-            if differences.contradict:
-                listed = ", ".join(names[index] for index in group[:3]) + (", …" if len(group) > 3 else "")
-                mixed.problem = (
-                    f"along a random change of {listed} differences of ∇ₓf show {differences.found[0]:.6g} where "
-                    f"automatic differentiation returns {expected:.6g}: fun detaches a parameter, reads its value "
-                    "(item(), numpy()) or uses it under no_grad()"
-                )
+        exact = products.transposed(u)
+        norms = Norms().including(_norms_of(exact), norm_of(u))
+        problem, images = "", torch.zeros_like(products.x)
+        for first in range(min(len(chosen), _MAX_GROUPS)):
+            group = {index: directions[index] for index in chosen[first::_MAX_GROUPS]}
+            expected = float(sum((exact[index] * direction).sum() for index, direction in group.items()))
+            compared = _compare(partial(products.difference, group), u, expected)
+            if compared.contradicts:
+                problem = _contradiction([names[index] for index in group], compared.found[0], expected)
                 break
-            if differences.first is not None:
-                norm = math.hypot(*(_norm(directions[index]) for index in group))
-                for index in group:
-                    mixed.norms.update(index, _norm(differences.first), norm)
-                image += differences.first
-        if bool(image.any()):
-            update_norms(mixed.norms, image, image)  # a step of the power method: M has stretched `image` already
-            if inverse is not None:
-                response = inverse(image)
-                update_norms(mixed.inverse_norms, response, inverse(response))
-    return mixed
+            if compared.image is not None:
+                image_norm, size = norm_of(compared.image), math.hypot(*map(norm_of, group.values()))
+                norms = norms.including(dict.fromkeys(group, image_norm), size)
+                images += compared.image
+        return _with_power_step(MixedDerivative(problem, norms), products, images, inverse)
 
 
-class _Differences:
+def _with_power_step(
+    mixed: MixedDerivative, products: MixedProducts, image: Tensor, inverse: Callable[[Tensor], Tensor] | None
+) -> MixedDerivative:
+    """Return better estimates by a step of the power method: M has stretched `image` already."""
+    if not bool(image.any()):
+        return mixed
+    mixed = replace(mixed, norms=mixed.norms.including(_norms_of(products.transposed(image)), norm_of(image)))
+    if inverse is None:
+        return mixed
+    response = inverse(image)
+    stretched = _norms_of(products.transposed(inverse(response)))
+    return replace(mixed, inverse_norms=mixed.inverse_norms.including(stretched, norm_of(response)))
+
+
+def _contradiction(names: Sequence[str], found: float, expected: float) -> str:
+    """Describe that differences along a change of these parameters contradict the derivatives."""
+    listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return (
+        f"along a random change of {listed} differences of ∇ₓf show {found:.6g} where automatic differentiation "
+        f"returns {expected:.6g}: fun detaches a parameter, reads its value (item(), numpy()) or uses it under "
+        "no_grad()"
+    )
+
+
+def _draw(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return normal random numbers; a symmetric matrix for a symmetric matrix."""
+    drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+    is_square = like.ndim > 1 and like.shape[-1] == like.shape[-2]
+    return drawn + drawn.mT if is_square and torch.equal(like, like.mT) else drawn
+
+
+def _draw_change(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random change of a parameter, of its root mean square."""
+    drawn = _draw(parameter, generator)
+    rms = norm_of(parameter) / math.sqrt(max(parameter.numel(), 1))
+    return drawn * (rms if math.isfinite(rms) and rms > 0.0 else 1.0)
+
+
+def _norms_of(parts: Mapping[int, Tensor]) -> dict[int, float]:
+    return {index: norm_of(part) for index, part in parts.items()}
+
+
+@dataclass(frozen=True)
+class _Comparison:
     """Differences M d with several steps, compared with an expected value of uᵀM d.
 
     Attributes
     ----------
-    first : Tensor or None
+    image : Tensor or None
         The first difference; None if it is not finite.
-    found : list of float
+    found : sequence of float
         uᵀM d for each step.
-    contradict : bool
+    contradicts : bool
         Whether all agree with each other and not with the expected value.
     """
 
-    def __init__(self, difference: Callable[[float], Tensor], u: Tensor, expected: float) -> None:
-        self.first: Tensor | None = None
-        self.found: list[float] = []
-        self.contradict = False
-        eps = float(torch.finfo(u.dtype).eps)
-        for factor in _STEP_FACTORS:
-            try:
-                image = difference(factor * eps**_STEP_EXPONENT)
-            except Exception:  # a function may raise outside its domain, which nearby parameters may leave
-                return
-            found = float((u * image).sum())
-            if not math.isfinite(found):
-                return
-            self.first = image if self.first is None else self.first
-            self.found.append(found)
-            if abs(found - expected) <= eps**_SAME_EXPONENT * max(abs(found), abs(expected)):
-                return
-        spread = max(self.found) - min(self.found)
-        self.contradict = spread <= _LARGEST_SPREAD * min(abs(found - expected) for found in self.found)
+    image: Tensor | None = None
+    found: Sequence[float] = ()
+    contradicts: bool = False
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))
+def _compare(difference: Callable[[float], Tensor], u: Tensor, expected: float) -> _Comparison:
+    """Compare differences with an expected value, until one agrees or cannot be computed."""
+    eps, compared = float(torch.finfo(u.dtype).eps), _Comparison()
+    for factor in _STEP_FACTORS:
+        try:
+            image = difference(factor * eps**_STEP_EXPONENT)
+        except Exception:  # a function may raise outside its domain, which nearby parameters may leave
+            return compared
+        found = float((u * image).sum())
+        if not math.isfinite(found):
+            return compared
+        compared = _Comparison(image if compared.image is None else compared.image, [*compared.found, found])
+        if abs(found - expected) <= eps**_EQUAL_PRODUCTS_EXPONENT * max(abs(found), abs(expected)):
+            return compared
+    spread = max(compared.found) - min(compared.found)
+    distance = min(abs(found - expected) for found in compared.found)
+    return replace(compared, contradicts=spread <= _MAX_SPREAD_FRACTION * distance)

@@ -16,11 +16,11 @@ from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle, difference_step
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
-from sanc.implicit.derivatives import gradient, is_transformed
+from sanc.implicit.derivatives import gradient, is_transformed, norm_of
 from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvature_in_words, report_singular
-from sanc.implicit.mixed import examine_mixed
+from sanc.implicit.mixed import MixedProducts, examine_mixed
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.minimizing import minimize
@@ -109,7 +109,8 @@ class ImplicitProblem:
         if minimum.hvp == "finite-difference":
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
-        minimum.mixed = examine_mixed(self.value, minimum.x, theta, names, self._chosen, minimum.inverse)
+        products = MixedProducts(self.value, minimum.x, theta, self._chosen)
+        minimum.mixed = examine_mixed(products, names, minimum.inverse)
         if problem := minimum.mixed.problem:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
@@ -276,7 +277,7 @@ class ImplicitProblem:
         if self.transformed or torch.is_grad_enabled():
             self.require_exact_products()
         minimum = self._minimum_at(x, theta)
-        norm = float(_norm(v))
+        norm = norm_of(v)
         products = [torch.zeros_like(theta[index]) for index in needed]
         if norm == 0.0:
             return products
@@ -284,15 +285,19 @@ class ImplicitProblem:
         x, d = x.detach(), h * v
         points = [(0.5, x + d), (-0.5, x - d)] if self._box is None else self._box.difference_points(x, d)
         for weight, point in points:
-            with torch.enable_grad():
-                leaves = [tensor.detach() for tensor in theta]
-                chosen = [leaves[index].requires_grad_() for index in needed]
-                value = self.value(point, *leaves)
-                grads = torch.autograd.grad(value, chosen, allow_unused=True)
-            for product, grad in zip(products, grads, strict=True):
+            for product, grad in zip(products, self._parameter_gradients(point, theta, needed), strict=True):
                 if grad is not None:
                     product.sub_(grad, alpha=weight / h)
         return products
+
+    def _parameter_gradients(
+        self, x: Tensor, theta: tuple[Tensor, ...], needed: list[int]
+    ) -> tuple[Tensor | None, ...]:
+        """Return ∇_θ f for some of the parameters; None for one that f does not read."""
+        with torch.enable_grad():
+            leaves = [tensor.detach() for tensor in theta]
+            chosen = [leaves[index].requires_grad_() for index in needed]
+            return torch.autograd.grad(self.value(x, *leaves), chosen, allow_unused=True)
 
 
 def _tensors(x0: Any) -> Any:
@@ -333,4 +338,4 @@ def _leaves(v: Any) -> list[Any]:
 
 def _norm(v: Any) -> float:
     """Euclidean norm of a tensor or of all leaves of a tree."""
-    return math.hypot(*(float(torch.linalg.vector_norm(leaf.double())) for leaf in _leaves(v)))
+    return math.hypot(*map(norm_of, _leaves(v)))

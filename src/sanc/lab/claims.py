@@ -21,13 +21,13 @@ from sanc.lab.traces import RunTrace, by_method, by_panel, grouped
 _LEVEL_RATIO = 1.05
 """Loss over f* up to which calls are counted. The paper states no level; 5 % above f* is chosen here."""
 
-_REJECTED_SHARE = 0.5
+_MIN_REJECTED_FRACTION = 0.5
 """Share of the first five steps that must be rejected for "suffers": more than half of them. The paper states none."""
 
-_EQUIVALENCE = 0.01
+_EQUIVALENCE_MARGIN = 0.01
 """Margin of "identical" and "competitive": 1 % of the decrease, chosen here as hardly visible in a plot."""
 
-_CONTRIBUTING_SHARE = 0.01
+_MIN_CONTRIBUTING_FRACTION = 0.01
 """Least share of the decrease for "contribute": 1 %, chosen here. The paper states none."""
 
 _SIGNIFICANCE = 0.05
@@ -140,7 +140,7 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
         panel,
         f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
         _range([100 * share for share in stays], " %"),
-        bool(np.mean(stays) > _REJECTED_SHARE),
+        bool(np.mean(stays) > _MIN_REJECTED_FRACTION),
     )
     return [_fewer(calls, pairs), rejected]
 
@@ -162,11 +162,11 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]], star: float) -> l
         "With σ0 = 1 SANC and SCR are identical on logistic regression.",
         panel,
         f"largest difference of f − f* over a run: {100 * float(np.median(gaps)):.2f} % of its start (median), "
-        f"with a margin of {100 * _EQUIVALENCE:g} %",
+        f"with a margin of {100 * _EQUIVALENCE_MARGIN:g} %",
         _range([100 * gap for gap in gaps], " %"),
         None,
     )
-    return [Tested(claim, statistics.below(gaps, _EQUIVALENCE), statistics.above(gaps, _EQUIVALENCE))]
+    return [Tested(claim, statistics.below(gaps, _EQUIVALENCE_MARGIN), statistics.above(gaps, _EQUIVALENCE_MARGIN))]
 
 
 def _pairs(methods: dict[str, list[RunTrace]], other: str) -> list[tuple[RunTrace, RunTrace]]:
@@ -205,7 +205,7 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
     measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
     if expected:
         statement = "Steps along negative curvature after unsuccessful iterations contribute to the decrease of SANC."
-        return Claim(statement, panel, measured, _range(counts), share >= _CONTRIBUTING_SHARE)
+        return Claim(statement, panel, measured, _range(counts), share >= _MIN_CONTRIBUTING_FRACTION)
     statement = "With σ0 = 1 SANC makes no step along negative curvature on logistic regression."
     return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 
@@ -222,8 +222,8 @@ def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> 
         f"SANC's loss is competitive with that of {other.upper()} on the same budget of calls.",
         panel,
         f"median final loss: SANC {np.median(ours):.4g}, {other.upper()} {np.median(theirs):.4g}; mean difference "
-        f"{mean:+.2f}{between} % of the decrease, with a margin of {100 * _EQUIVALENCE:g} %",
+        f"{mean:+.2f}{between} % of the decrease, with a margin of {100 * _EQUIVALENCE_MARGIN:g} %",
         f"SANC {_range(ours)}; {other.upper()} {_range(theirs)}",
         None,
     )
-    return Tested(claim, statistics.below(shares, _EQUIVALENCE), statistics.above(shares, _EQUIVALENCE))
+    return Tested(claim, statistics.below(shares, _EQUIVALENCE_MARGIN), statistics.above(shares, _EQUIVALENCE_MARGIN))

@@ -23,14 +23,14 @@ MARGIN = 0.05
 """Distance of f* below the best loss, as a share of the distance from the best to the median final loss. The median
 then is 21 times as far above f* as the best, which is 1.3 decades of the axis."""
 
-LEAST_MARGIN, MOST_MARGIN = 1e-5, 1e-2
+MIN_MARGIN, MAX_MARGIN = 1e-5, 1e-2
 """Bounds on that distance, as shares of the decrease from the start to the best loss: at most five decades are drawn,
 and f* is not visibly below the best loss."""
 
 _DECADES_RATIO = 30
 """First over least mean loss from which the axis is logarithmic: one and a half decades."""
 
-_SMOOTHING = 0.025
+_SMOOTHING_WIDTH = 0.025
 """Standard deviation of the Gaussian that smooths the shares of the branches, as a share of the range."""
 
 
@@ -44,8 +44,8 @@ def f_star(runs: Sequence[RunTrace]) -> float:
     """Return the f* that a logarithmic axis subtracts from the loss, for runs with the same objective.
 
     f* is slightly below the best loss, so that log(f − f*) is finite and the differences between final losses are
-    visible. The distance is `MARGIN` times that from the best to the median final loss, and between `LEAST_MARGIN` and
-    `MOST_MARGIN` times the decrease.
+    visible. The distance is `MARGIN` times that from the best to the median final loss, and between `MIN_MARGIN` and
+    `MAX_MARGIN` times the decrease.
     """
     best = best_loss(runs)
     if math.isnan(best):
@@ -53,7 +53,7 @@ def f_star(runs: Sequence[RunTrace]) -> float:
     decrease = max(losses[0] for losses in (run.measured("paper_calls")[1] for run in runs) if len(losses)) - best
     decrease = decrease if decrease > 0 else max(abs(best), 1.0)
     distance = float(np.nanmedian([run.final_loss for run in runs])) - best
-    return best - min(max(MARGIN * distance, LEAST_MARGIN * decrease), MOST_MARGIN * decrease)
+    return best - min(max(MARGIN * distance, MIN_MARGIN * decrease), MAX_MARGIN * decrease)
 
 
 def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
@@ -183,7 +183,7 @@ def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> t
         return at, {}
     cell = np.rint(places / end * (points - 1)).astype(np.int64)
     counts = np.array([np.bincount(cell[kinds == branch], minlength=points) for branch in present], dtype=np.float64)
-    smooth = gaussian_filter1d(counts, _SMOOTHING * points, mode="nearest", truncate=30.0) + 1e-300
+    smooth = gaussian_filter1d(counts, _SMOOTHING_WIDTH * points, mode="nearest", truncate=30.0) + 1e-300
     return at, dict(zip(present, smooth / smooth.sum(axis=0), strict=True))
 
 

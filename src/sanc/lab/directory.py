@@ -36,10 +36,11 @@ EVALUATIONS = 200
 _COUNTERS = ("value", "gradient", "product")
 """Columns of the trace that count evaluations of single components."""
 
-_STALE = 3600
+_STALE_SECONDS = 3600
 """Age in seconds from which a temporary file is removed. Writing one takes seconds, so its process has ended."""
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
+"""Bytes of the digest at the beginning of a checkpoint."""
 
 
 class BusyError(Exception):
@@ -73,7 +74,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole or not at all. Stale temporary files of killed processes are removed."""
     for old in path.parent.glob(f".{path.name}.*"):
         with suppress(FileNotFoundError):
-            if time.time() - old.stat().st_mtime > _STALE:
+            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
                 old.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

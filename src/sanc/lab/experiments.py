@@ -109,6 +109,7 @@ _ALL = ("sanc", "scr", "cr", "crm", "ncd", "sgd")
 _WITHOUT_CRM = ("sanc", "scr", "cr", "ncd", "sgd")
 _CNN = ("sanc", "scr", "ncd", "sgd")
 _PAIR = ("sanc", "scr")
+"""The methods that the paper compares: in most figures, without CRM, on convolutional networks, and in pairs."""
 
 
 def _logistic(figure: str, methods: tuple[str, ...], sigma0: float, *data: str) -> tuple[Panel, ...]:

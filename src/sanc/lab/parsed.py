@@ -26,7 +26,7 @@ FORMAT = 3
 ROWS = 1 << 16
 """Rows per block when features are scaled, which bounds the memory."""
 
-_STALE_FOLDER = 86_400
+_STALE_FOLDER_SECONDS = 86_400
 """Age in seconds from which a temporary folder is removed. Parsing the largest set takes less than a day."""
 
 _verified: set[tuple[str, int, int]] = set()
@@ -67,7 +67,7 @@ def _write(dataset: DataSet, layout: FileLayout, sources: Sequence[Source], entr
     """Parse the files into a temporary folder and rename it to `entry`. Stale temporary folders are removed."""
     for old in entry.parent.glob(".*-*"):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _STALE_FOLDER:
+            if time.time() - old.stat().st_mtime > _STALE_FOLDER_SECONDS:
                 shutil.rmtree(old)
     temporary = tempfile.TemporaryDirectory(prefix=f".{dataset.name}-", dir=entry.parent, ignore_cleanup_errors=True)
     with temporary as name:

@@ -36,6 +36,7 @@ BLOCK = 32 << 20
 OPENERS: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 """How to open a compressed file, by its suffix."""
 _STREAM_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+"""Errors of a truncated or damaged archive."""
 
 
 class DataError(ArgumentError):

@@ -14,7 +14,7 @@ import sanc
 from sanc.errors import ArgumentError, ArgumentTypeError
 from sanc.lab.datasets import Loaded
 
-_LARGEST_BATCH, _FEWEST_BATCHES = 256, 8
+_MAX_BATCH_ROWS, _MIN_BATCHES = 256, 8
 """Default rows of a batch, and how many batches there are at least by default."""
 
 
@@ -57,7 +57,7 @@ def diagnose_file(module: nn.Module, path: Path, loaded: Loaded, *, batch: int |
             f"{loaded.classes} classes: pass a classifier with one output per class."
         )
     # One batch would leave none to hold out, and show no noise.
-    batch = batch or max(1, min(_LARGEST_BATCH, len(targets) // _FEWEST_BATCHES))
+    batch = batch or max(1, min(_MAX_BATCH_ROWS, len(targets) // _MIN_BATCHES))
     starts = range(0, len(targets), batch)
     batches = [(inputs[begin : begin + batch], targets[begin : begin + batch]) for begin in starts]
     return sanc.diagnose(module, nn.CrossEntropyLoss(), batches, **options)

@@ -29,6 +29,7 @@ _TEXT_COLUMNS = ("branch", "note")
 _PANEL_ORDER = {
     panel.name: place for place, panel in enumerate(panel for panels in FIGURES.values() for panel in panels)
 }
+"""Place of each panel in the paper."""
 
 
 class TraceError(SancError, ValueError):

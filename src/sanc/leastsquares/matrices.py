@@ -13,15 +13,15 @@ from torch import Tensor
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 
-SMALL_SIDE = 6000
+MAX_GRAM_SIDE = 6000
 """Largest smaller side of a Jacobian that is stored: the eigenpairs of its Gram matrix take a minute on one core."""
-STORED_ENTRIES = 250_000_000
+MAX_MATRIX_ENTRIES = 250_000_000
 """Largest number of entries of a Jacobian that is stored: 2 GB in float64."""
 
 
 def fits_in_memory(m: int, n: int) -> bool:
     """Whether a Jacobian of m rows and n columns is stored as a matrix."""
-    return min(m, n) <= SMALL_SIDE and m * n <= STORED_ENTRIES
+    return min(m, n) <= MAX_GRAM_SIDE and m * n <= MAX_MATRIX_ENTRIES
 
 
 class JacobianMatrix(LinearOperator):  # type: ignore[misc]

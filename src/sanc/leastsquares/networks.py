@@ -15,7 +15,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, re
 
 __all__ = ["NetworkResiduals"]
 
-_CHUNK_ENTRIES = 2**22
+_MAX_CHUNK_ENTRIES = 2**22
 """Entries of the Jacobian that are computed at once if `chunk_size` is None: 32 MB in float64, near a CPU's caches."""
 
 
@@ -147,7 +147,7 @@ class NetworkResiduals:
             return torch.cat([derivatives[name].reshape(count or 1, -1) for name in parameters], dim=1)
 
         columns = sum(tensor.numel() for tensor in parameters.values())
-        chunk = self._chunk_size or max(1, _CHUNK_ENTRIES // columns)
+        chunk = self._chunk_size or max(1, _MAX_CHUNK_ENTRIES // columns)
         parts = [vmap(rows_at, randomness="error")(*points) for points in _chunks(term.points, chunk)]
         return torch.cat(parts).reshape(-1, columns)
 

@@ -32,7 +32,7 @@ from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.secant import SecondOrderTerm
 from sanc.leastsquares.variables import ROUNDED_EXPONENT, Variables, exponent_limit
 
-_CACHED_POINTS = 4
+_MAX_CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
 _EPS = float(np.finfo(np.float64).eps)
 """Precision of the decompositions."""
@@ -42,7 +42,7 @@ _OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
 The cost then exceeds its minimum by 1e-13, relatively. Of the factors 10, 30 and 100 it is the largest with which the
 parameters of the fits of NIST of lower difficulty have six digits.
 """
-_MATRIX_VARIABLES = 10
+_MAX_MATRIX_VARIABLES = 10
 """Largest number of variables whose whole Hessian is formed from its columns: a probe makes as many products."""
 _RANDOM_PROBES = 8
 """Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
@@ -158,7 +158,7 @@ class ResidualOracle(CallableOracle):
         self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.uses_whole_hessian = False
         self._evaluations: dict[bytes, ResidualEvaluation] = {}
-        self._known: RecentCache[ResidualEvaluation] = RecentCache(_CACHED_POINTS)
+        self._known: RecentCache[ResidualEvaluation] = RecentCache(_MAX_CACHED_POINTS)
         self._last: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
         self._basis: tuple[ResidualEvaluation, Any, Eigenbasis, float] | None = None
         self._second: tuple[ResidualEvaluation, Any] | None = None
@@ -205,7 +205,7 @@ class ResidualOracle(CallableOracle):
         key = x.tobytes()
         evaluation = self._evaluations.pop(key, None) or self._evaluate_residuals(x)
         self._evaluations[key] = evaluation
-        while len(self._evaluations) > _CACHED_POINTS:
+        while len(self._evaluations) > _MAX_CACHED_POINTS:
             del self._evaluations[next(iter(self._evaluations))]
         return evaluation
 
@@ -269,7 +269,7 @@ class ResidualOracle(CallableOracle):
     def whole_matrix(self, z: Any) -> tuple[Floats, float] | None:
         """Return the whole Hessian and the error of its products; None if there are many variables."""
         evaluation = self.with_jacobian(z)
-        if not evaluation.is_dense or len(evaluation.x) > _MATRIX_VARIABLES:
+        if not evaluation.is_dense or len(evaluation.x) > _MAX_MATRIX_VARIABLES:
             return None
         if self._matrix is None or self._matrix[0] is not evaluation or self._matrix[1] is not self.variables:
             self._matrix = evaluation, self.variables, *_WholeOperator(self, z).columns()
@@ -382,7 +382,7 @@ class ResidualOracle(CallableOracle):
         """Return this oracle in the variables of `column_variables` at a point, and the point in them."""
         evaluation, oracle = self.with_jacobian(z), copy(self)
         oracle.variables = self.column_variables(evaluation)
-        oracle._known, oracle._last, oracle._basis = RecentCache(_CACHED_POINTS), (None, None), None
+        oracle._known, oracle._last, oracle._basis = RecentCache(_MAX_CACHED_POINTS), (None, None), None
         if oracle.hessp is not None:
             oracle.hessp = oracle._whole_product
         return oracle, oracle.scaled(evaluation.x)

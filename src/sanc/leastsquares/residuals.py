@@ -19,9 +19,9 @@ from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS
 from sanc.leastsquares.matrices import JacobianMatrix, fits_in_memory
 from sanc.leastsquares.networks import NetworkResiduals
 
-DENSE_VARIABLES = 300
+MAX_DENSE_VARIABLES = 300
 """Largest number of variables of a dense model: its eigenvalues take about ten milliseconds."""
-DENSE_ENTRIES = 20_000_000
+MAX_DENSE_ENTRIES = 20_000_000
 """Largest number of entries of a Jacobian that is stored as a dense matrix: 160 MB in float64."""
 
 
@@ -117,7 +117,7 @@ class Residuals:
             return self._differences(x, r)
         if self.network is not None and fits_in_memory(m, n):
             return JacobianMatrix(self.network.jacobian(self.build(x)).detach())
-        if n > DENSE_VARIABLES or m * n > DENSE_ENTRIES:
+        if n > MAX_DENSE_VARIABLES or m * n > MAX_DENSE_ENTRIES:
             return self._autograd_operator(x, m)
         return self._autograd_matrix(x, m)
 
@@ -146,7 +146,7 @@ class Residuals:
                 f"jac returned shape {tuple(returned.shape)}: return ({m}, {n}), a row for each residual and a column "
                 "for each variable."
             )
-        if n <= DENSE_VARIABLES and m * n <= DENSE_ENTRIES:
+        if n <= MAX_DENSE_VARIABLES and m * n <= MAX_DENSE_ENTRIES:
             if is_operator:
                 return np.asarray(returned @ np.eye(n, dtype=dtype), dtype)
             if scipy.sparse.issparse(returned):

@@ -15,16 +15,16 @@ import numpy as np
 from sanc.core.space import Floats
 from sanc.leastsquares.variables import Variables
 
-ESTIMATED_VARIABLES = 300
+MAX_ESTIMATED_VARIABLES = 300
 """Largest number of variables for which S is estimated as a dense matrix."""
-_SECOND_ORDER_SHARE = 0.1
+_SECOND_ORDER_FRACTION = 0.1
 """Without an estimate, S is used if its curvature along the last step is at least this fraction of Gauss–Newton's.
 
 Products with S then cost evaluations, and a smaller term changes the step by less than the ratio test can detect.
 """
-_LEAST_COSINE = 1e-8
+_MIN_COSINE = 1e-8
 """Cosine between s and y below which s has no positive curvature beyond roundoff; √eps of float64."""
-_RELIABLE_ERROR = 0.5
+_MAX_RELIABLE_ERROR = 0.5
 """The estimate is reliable if it predicted the last S s to this relative error, before the update."""
 
 
@@ -45,7 +45,7 @@ class SecondOrderTerm:
 
     def __init__(self, dim: int, is_enabled: bool = True) -> None:
         self.is_enabled = is_enabled
-        self.is_estimated = is_enabled and dim <= ESTIMATED_VARIABLES
+        self.is_estimated = is_enabled and dim <= MAX_ESTIMATED_VARIABLES
         self.is_used = False
         self.matrix: Any = np.zeros((dim, dim)) if self.is_estimated else None
 
@@ -67,12 +67,12 @@ class SecondOrderTerm:
             return
         model = before.gauss_newton_form(step)
         if not self.is_estimated:
-            self.is_used = abs(float(s @ second)) > _SECOND_ORDER_SHARE * model
+            self.is_used = abs(float(s @ second)) > _SECOND_ORDER_FRACTION * model
             return
         product = self.matrix @ s
         quadratic, missing = float(s @ product), second - product
         error = after.terms.cost - before.terms.cost - float(first @ s) - 0.5 * model
-        is_reliable = float(missing @ missing) <= _RELIABLE_ERROR**2 * square
+        is_reliable = float(missing @ missing) <= _MAX_RELIABLE_ERROR**2 * square
         self._update_estimate(s, change, second, product, quadratic)
         self.is_used = is_reliable and abs(error - 0.5 * quadratic) < abs(error)
 
@@ -80,7 +80,7 @@ class SecondOrderTerm:
         """Update S by the formula of Dennis, Gay and Welsch, so that S s = y#; `product` is S s, `quadratic` sᵀS s."""
         size = min(1.0, abs(float(s @ target)) / abs(quadratic)) if quadratic != 0.0 else 1.0
         along, v = float(s @ y), y
-        if along <= _LEAST_COSINE * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
+        if along <= _MIN_COSINE * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
             along, v = float(s @ s), s  # no positive curvature along s: the update of Powell, symmetric Broyden
         if not along > 0.0:
             return

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 
 from sanc.core.space import Floats
 
-_EXPONENT_SHARE = 0.25
+_MAX_EXPONENT_FRACTION = 0.25
 """Largest exponent of d relative to that of its type: products of squares of d remain finite."""
 ROUNDED_EXPONENT = 0.5
 """Largest distance of a binary exponent from its rounded value: a column norm that exceeds 2^exponent by the factor
@@ -20,7 +20,7 @@ ROUNDED_EXPONENT = 0.5
 
 def exponent_limit(largest: float) -> float:
     """Return the largest binary exponent of d, given the largest finite number of its type."""
-    return _EXPONENT_SHARE * math.frexp(largest)[1]
+    return _MAX_EXPONENT_FRACTION * math.frexp(largest)[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from sanc.minibatch.step_size import DISTANCE_DECAY
 
 _WEIGHT_POWER = 4
 """Power of the ratio of gradient norms by which the weight of an iterate with a small gradient is reduced."""
-_SMALLEST_FACTOR = 1e-30
+_MIN_WEIGHT_FACTOR = 1e-30
 """The smallest factor of a weight in the average, above 0 so that quotients are defined."""
 CHECKSUM_MODULUS = 2**32
 """Checksums are equal modulo this, by which sums in int32 overflow."""
@@ -168,7 +168,7 @@ class AveragedStep:
         scalars: StepScalars[Tensor] = StepScalars(*inputs.scalars.unbind())
         norm = self._norm(g)
         is_finite = torch.isfinite(value + norm)
-        weight_factor = (norm / scalars.full_norm).clamp(max=1.0).pow(_WEIGHT_POWER).clamp(min=_SMALLEST_FACTOR)
+        weight_factor = (norm / scalars.full_norm).clamp(max=1.0).pow(_WEIGHT_POWER).clamp(min=_MIN_WEIGHT_FACTOR)
         weight_factor = torch.where(is_finite, weight_factor, 1.0)
         average_weight, offset_weight = self._weights(scalars.average_weight, weight_factor)
         clipping = scalars.gradient_factor * (scalars.clip_norm / torch.maximum(norm, scalars.clip_norm))

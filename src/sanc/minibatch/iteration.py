@@ -57,19 +57,19 @@ from sanc.minibatch.metrics.base import (
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import MinibatchState
 
-_FIRST_PROBE = 100
+_FIRST_PROBE_STEP = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
-_FIRST_LOSS_OUTLIER = 100.0
+_FIRST_LOSS_OUTLIER_FACTOR = 100.0
 """If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
 steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
-_FAR_LOWER = 0.9
+_OUTLIER_LOSS_FRACTION = 0.9
 """The first batches were outliers if the loss at the first point is lower than the present one by this share of it."""
-_ESCAPE_SHARE = 0.5
+_MIN_ESCAPE_FRACTION = 0.5
 """A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
-_CONFIRMED_RISE = 0.5
+_CONFIRMED_RISE_FRACTION = 0.5
 """Steps caused a rise of the loss if one batch shows this share of it."""
-_ETA_REDUCTION = 0.5
+_ETA_REDUCTION_FACTOR = 0.5
 """Factor of η after a rise of the loss, or after batches that are not finite."""
 _NO_PROJECTION = {"last_x": None, "last_written_x": None}
 """The vectors of a caller that does not project x."""
@@ -92,6 +92,30 @@ class _UnreadStep(NamedTuple):
     results: HostCopy
     record: Record  # with the fields that do not depend on the results
     eps: float  # unit roundoff of the vectors
+
+
+class _Move(NamedTuple):
+    """The vectors of a step, and the numbers that the host has not read."""
+
+    numbers: Tensor  # `StepResults`
+    point: Vector  # the new x
+    vectors: dict[str, Vector]  # fields of the state
+    gradient_point: Vector | None  # y for the new x, if the parameters are there
+
+    @classmethod
+    def from_tensors(cls, tensors: Sequence[Tensor], inputs: StepInputs, space: Space) -> _Move:
+        """Return what `AveragedStep` has returned for these inputs, by name."""
+        numbers, new_x, new_offset, *more = tensors
+        gradient_point = None if inputs.parameters is None else space.vector(more.pop())
+        vectors = {"offset": space.vector(new_offset)}
+        if more:
+            vectors["direction_sum"] = space.vector(more[0])
+        return cls(numbers, space.vector(new_x), vectors, gradient_point)
+
+
+def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool) -> bool:
+    """Whether the loss at the first point is below the present one; far below it if the first loss was normal."""
+    return first_loss < value - (_OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0)
 
 
 class MinibatchIteration:
@@ -244,12 +268,12 @@ class MinibatchIteration:
         if state.first_point is None:
             return x
         first_loss, is_normal = oracle.gradient_sample_value(state.first_point), self._has_normal_first_loss(value)
-        is_lower = first_loss < value - (_FAR_LOWER * abs(value) if is_normal else 0.0)
+        is_lower = _is_lower_at_first_point(first_loss, value, is_normal=is_normal)
         return state.first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
 
     def _has_normal_first_loss(self, value: float) -> bool:
         """Whether the first loss is above the present one, but not as far as that of an outlier."""
-        return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER * value
+        return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
@@ -261,7 +285,7 @@ class MinibatchIteration:
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
-        if not can_probe or state.steps < _FIRST_PROBE << state.stagnation_tests:
+        if not can_probe or state.steps < _FIRST_PROBE_STEP << state.stagnation_tests:
             return None
         stagnated = watch.has_stagnated(state)
         self._update_state(stagnation_tests=state.stagnation_tests + 1, tested_loss_mean=state.loss_mean)
@@ -269,7 +293,7 @@ class MinibatchIteration:
             return None
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
-        if point is not x and record.curvature_share > _ESCAPE_SHARE:
+        if point is not x and record.curvature_share > _MIN_ESCAPE_FRACTION:
             self._update_state(offset=None, checksum=math.nan)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.roll_back(saved_second_order)
@@ -295,11 +319,10 @@ class MinibatchIteration:
             return None
         rise, safe_point = state.loss_mean - state.lowest_loss_mean, state.safe_point
         self._update_state(loss_mean=math.nan)  # restart the running mean in either case
-        if (
-            safe_point is None
-            or safe_point is x
-            or oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point) < _CONFIRMED_RISE * rise
-        ):
+        if safe_point is None or safe_point is x:
+            return None
+        rise_on_batch = oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point)
+        if rise_on_batch < _CONFIRMED_RISE_FRACTION * rise:
             return None
         value, g = oracle.gradient(self.gradient_point(x))
         self._reduce_eta()
@@ -312,9 +335,9 @@ class MinibatchIteration:
         In a resumed run a first gradient initialises the parts of parameters that have joined. If a gradient is not
         finite, return the point and the record of this iteration; otherwise None.
         """
-        settings, space = self.settings, oracle.space
-        preconditioner = self._create_preconditioner(settings.metric, oracle.shapes, space.tensor(x))
-        check_preconditioner(settings.metric, preconditioner, len(oracle.shapes))
+        metric, space = self.settings.metric, oracle.space
+        preconditioner = self._create_preconditioner(metric, oracle.shapes, space.tensor(x))
+        check_preconditioner(metric, preconditioner, len(oracle.shapes))
         new = joining.new_parameters(self.state, oracle.shapes, space)
         if self._saved_tensors and not any(new):
             preconditioner.restore(self._saved_tensors)
@@ -324,27 +347,48 @@ class MinibatchIteration:
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
             unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
-            check_direction(settings.metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
+            check_direction(metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
             refresh_parts(preconditioner, range(preconditioner.parts))
             if self._saved_tensors:
-                tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
-                preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
-                mean_square = self.state.grad_norm_mean_square * joining.gradient_growth(self.state, g, norm, oracle)
-                self._update_state(grad_norm_mean_square=mean_square)
+                self._add_new_parameters(preconditioner, new, g, norm, oracle)
             else:
-                uses_distance = settings.step_size.distance > 0.0
-                vectors = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
-                self._update_state(gradient_unit=unit, **vectors)
+                self._begin_average(x, unit, space)
         self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
         return None
 
+    def _add_new_parameters(
+        self, preconditioner: Preconditioner, new: Sequence[bool], g: Vector, norm: float, oracle: Oracle
+    ) -> None:
+        """Restore the tensors of the earlier parameters; those of new ones stay as the gradient initialised them."""
+        tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
+        preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
+        growth = joining.gradient_growth(self.state, g, norm, oracle)
+        self._update_state(grad_norm_mean_square=self.state.grad_norm_mean_square * growth)
+
+    def _begin_average(self, x: Vector, gradient_unit: float, space: Space) -> None:
+        """Set the unit of gradients and, if the distance bound is used, its vectors."""
+        uses_distance = self.settings.step_size.distance > 0.0
+        vectors = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
+        self._update_state(gradient_unit=gradient_unit, **vectors)
+
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Make the step, and update the state."""
-        state, space = self.state, oracle.space
-        x_tensor = space.tensor(x)
-        if self._largest_rate > state.peak_lr:
-            state = self._update_state(peak_lr=self._largest_rate)
-        rate, rates = self._step_size_factors(x_tensor, oracle)
+        """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
+        scalars, inputs = self._prepare_step(x, oracle)
+        moved = _Move.from_tensors(work_at_gradient(oracle, self._step_for(oracle), inputs), inputs, oracle.space)
+        if moved.gradient_point is not None:
+            self._next_gradient_point = moved.point, moved.gradient_point
+        if self._can_read_later(oracle):
+            return self._postpone_results(moved, scalars, oracle.space.eps)
+        results = StepResults(*moved.numbers.tolist())
+        outcome = self._discard_step(x, oracle, results)
+        return self._keep_step(x, oracle, moved, scalars, results) if outcome is None else outcome
+
+    def _prepare_step(self, x: Vector, oracle: Oracle) -> tuple[StepScalars[float], StepInputs]:
+        """Return the numbers of the next step, and the tensors that it reads."""
+        space, x_tensor = oracle.space, oracle.space.tensor(x)
+        largest_rate = float(max(self.rates, default=1.0))
+        state = self._update_state(peak_lr=largest_rate) if largest_rate > self.state.peak_lr else self.state
+        rate, rates = updates.step_size_factors(state, self.settings.step_size, self.rates, x_tensor, oracle)
         scalars = updates.step_scalars(state, self.settings, rate, has_values=oracle.has_values)
         offset, caller_change = updates.adapted_offset(state, x_tensor, space)
         with_distance = updates.updates_distance(state)
@@ -361,44 +405,51 @@ class MinibatchIteration:
             average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
             parameters=None if self._are_at_x(oracle) else space.tensor(oracle.parameters),
         )
-        numbers, new_x, new_offset, *more = work_at_gradient(oracle, self._step_for(oracle), inputs)
-        vectors, point = {"offset": space.vector(new_offset)}, space.vector(new_x)
-        if inputs.parameters is not None:
-            self._next_gradient_point = point, space.vector(more.pop())
-        if more:
-            vectors["direction_sum"] = space.vector(more[0])
-        if self._can_read_later(oracle):
-            self._refresh(state.steps + 1 - state.last_extension)
-            self._update_state(**vectors)
-            record = Record(state.iteration, branch=Branch.AVERAGED)
-            self._unread = _UnreadStep(scalars, HostCopy(numbers), record, space.eps)
-            return point, record
-        results = StepResults(*numbers.tolist())
+        return scalars, inputs
+
+    def _postpone_results(self, moved: _Move, scalars: StepScalars[float], eps: float) -> tuple[Vector, Record]:
+        """Update metric and vectors, and leave the results on the device until `finish_step`."""
+        self._refresh(self.state.steps + 1 - self.state.last_extension)
+        self._update_state(**moved.vectors)
+        record = Record(self.state.iteration, branch=Branch.AVERAGED)
+        self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
+        return moved.point, record
+
+    def _discard_step(self, x: Vector, oracle: Oracle, results: StepResults) -> tuple[Vector, Record] | None:
+        """Stay or return to an earlier point if the gradient is not finite or shows that the first ones were outliers.
+
+        None: the step is kept.
+        """
         if not math.isfinite(results.value + results.grad_norm):
             if self._next_gradient_point is not None:
                 self._next_gradient_point = x, self._next_gradient_point[1]
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
         require_finite_direction(self.settings.metric, results.dual_norm_square)
         outcome = self._return_if_first_batches_were_outliers(x, oracle, results)
-        if outcome is not None:
-            return outcome
-        if updates.began_with_outliers(state, results.grad_norm):
-            return self._restart_averaging(x, results.value if oracle.has_values else math.nan, results.grad_norm)
+        if outcome is None and updates.began_with_outliers(self.state, results.grad_norm):
+            value = results.value if oracle.has_values else math.nan
+            return self._restart_averaging(x, value, results.grad_norm)
+        return outcome
+
+    def _keep_step(
+        self, x: Vector, oracle: Oracle, moved: _Move, scalars: StepScalars[float], results: StepResults
+    ) -> tuple[Vector, Record]:
+        """Update metric and state; return the new point and the record."""
+        state, has_values = self.state, oracle.has_values
         self._refresh(state.steps + 1 - state.last_extension)
         bound = self.settings.step_size.lower_bound
-        losses = updates.changes_by_loss(state, x, results.value, bound) if oracle.has_values else {}
-        results_changes = updates.changes_by_results(state, self.settings, scalars, results)
+        losses = updates.changes_by_loss(state, x, results.value, bound) if has_values else {}
         were_at_x = self._are_at_x(oracle)
-        self._update_state(**(losses | vectors | results_changes))
+        by_results = updates.changes_by_results(state, self.settings, scalars, results)
+        self._update_state(**(losses | moved.vectors | by_results))
         self._expect_projections()
         if self._are_at_x(oracle) is not were_at_x:  # the checksum is that of another point
             self._update_state(checksum=math.nan)
         if self.state.projection_countdown or self.state.last_written_x is not None:
-            last = {"last_x": x, "last_written_x": point} if self.state.projection_countdown else _NO_PROJECTION
+            last = {"last_x": x, "last_written_x": moved.point} if self.state.projection_countdown else _NO_PROJECTION
             self._update_state(**last)
-        value = results.value if oracle.has_values else math.nan
-        record = self._averaged_record(Record(state.iteration, value=value), scalars, results, space.eps)
-        return point, record
+        record = Record(state.iteration, value=results.value if has_values else math.nan)
+        return moved.point, self._averaged_record(record, scalars, results, oracle.space.eps)
 
     def _are_at_x(self, oracle: Oracle) -> bool:
         """Whether the parameters are at the average: with closures, and while the caller projects them."""
@@ -469,12 +520,13 @@ class MinibatchIteration:
         are compared once, and the loss need only be lower.
         """
         state, value, first_point = self.state, results.value, self.state.first_point
-        is_normal = state.first_loss < _FIRST_LOSS_OUTLIER * value
+        is_normal = state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
         if first_point is None or not oracle.has_values or (is_normal and state.steps & (state.steps - 1)):
             return None
         if not is_normal:
             self._update_state(first_point=None)
-        if not oracle.gradient_sample_value(first_point) < value - (_FAR_LOWER * abs(value) if is_normal else 0.0):
+        first_loss = oracle.gradient_sample_value(first_point)
+        if not _is_lower_at_first_point(first_loss, value, is_normal=is_normal):
             return None
         self._update_state(first_point=None)
         _, record = self._restart_averaging(x, value, results.grad_norm)
@@ -513,24 +565,6 @@ class MinibatchIteration:
             return self.method.sigma.rule(eps).bounded(1.0 / (eta * eta * math.sqrt(dual_norm_square)))
         return self.second_order.state.sigma
 
-    @property
-    def _largest_rate(self) -> float:
-        """The largest factor of the step size."""
-        return float(max(self.rates, default=1.0))
-
-    def _step_size_factors(self, like: Tensor, oracle: Oracle) -> tuple[float, Tensor | None]:
-        """Return the common factor of η, and a vector of factors if parameters have different ones."""
-        largest, joined_at, factors = self._largest_rate, self.state.joined_at, None
-        factor = step_size.rate_factor(largest, self.state.peak_lr)
-        if joined_at is not None:
-            factors = step_size.age_factors(self.settings.step_size, self.state, oracle.space.tensor(joined_at))
-        if len(set(self.rates)) <= 1:
-            return factor, factors
-        rates = on_device(self.rates, like.dtype, like.device).unbind()
-        pairs = zip(rates, oracle.shapes, strict=True)
-        expanded = torch.cat([rate.expand(math.prod(shape)) for rate, shape in pairs])
-        return factor / (largest or 1.0), expanded if factors is None else expanded * factors
-
     # ------------------------------------------------------------------ returning to an earlier point
 
     def _handle_nonfinite(
@@ -563,7 +597,7 @@ class MinibatchIteration:
 
     def _reduce_eta(self) -> None:
         """Reduce η, until the last steps are aligned."""
-        self._update_state(eta_reduction=_ETA_REDUCTION * self.state.eta_reduction)
+        self._update_state(eta_reduction=_ETA_REDUCTION_FACTOR * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
         """Return to the last safe point; the metric is not updated."""

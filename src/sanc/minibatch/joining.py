@@ -14,7 +14,7 @@ from sanc.core.saved import vectors_of
 from sanc.core.space import Space, Vector
 from sanc.minibatch.state import MinibatchState
 
-_AGE_LOSS = 0.5
+_JOINING_AGE_FRACTION = 0.5
 """When parameters join, the others count as having joined after this share of the steps made. Their averages then leave
 out the earlier iterates, because their best values change too."""
 
@@ -39,7 +39,8 @@ def rearranged_vectors(state: MinibatchState, vector_map: VectorMap, x: Tensor, 
     vectors = vectors_of(state)
     changes: dict[str, Any] = {name: vector_map(vector, fills[name]) for name, vector in vectors.items()}
     if joins:
-        joined_at = vector_map(vectors.get("joined_at"), fills["joined_at"]).clamp(min=_AGE_LOSS * state.steps)
+        joined_at = vector_map(vectors.get("joined_at"), fills["joined_at"])
+        joined_at = joined_at.clamp(min=_JOINING_AGE_FRACTION * state.steps)
         changes |= {"joined_at": joined_at, "last_extension": state.steps}
     return changes
 

@@ -39,17 +39,17 @@ from sanc.minibatch.state import MinibatchState
 
 _FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
-_TINY_CHANGE = 0.1
+_TINY_WEIGHTS_CHANGE = 0.1
 """Weights are tiny if a perturbation of their own size changes the loss by less than this fraction, to first order."""
-_MAX_OVER_MEDIAN = 1.5
+_MAX_WEIGHT_OVER_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
 _MAX_STRETCH = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
-_ALIGNED_SHARE = 0.7
+_ALIGNED_FRACTION = 0.7
 """The last steps are aligned if ‖z − x‖_1 exceeds this share of the sum of their 1-norms."""
 _WARM_UP_PERIODS = 2
 """Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
-_CONVERGED_SHARE = 0.01
+_CONVERGED_FRACTION = 0.01
 """The second-order phase has converged if the loss is below this share of the first loss, and the norm of its last step
 below this share of that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
@@ -101,15 +101,29 @@ class StepSize(Piece):
         start again (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in
         the last one and beyond.
         """
-        steps = state.steps - state.last_extension
-        aligned = steps > _WARM_UP_PERIODS * self.warm_up and state.offset_norm > _ALIGNED_SHARE * state.step_norm_sum
-        limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
-        base = min(max(self.scale, self.distance * state.distance_bound), limit)
-        ramp = min(1.0, (state.steps + 1) / self.warm_up) if self.warm_up else 1.0
-        ramp = min(ramp, math.sqrt((state.steps + 1) / state.width)) if self.warm_up and state.width else ramp
-        decay = math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down and not self.horizon else 1.0
-        decay = self.horizon / max(self.horizon - state.steps, 1) if self.horizon else decay
+        base, ramp, decay = self._base(state), self._ramp(state), self._decay(state)
         return state.parameter_unit * base * ramp / decay * state.eta_reduction
+
+    def _base(self, state: MinibatchState) -> float:
+        """Return η in units of a typical weight, after the warm-up and before the decay."""
+        steps = state.steps - state.last_extension
+        is_warm = steps > _WARM_UP_PERIODS * self.warm_up
+        aligned = is_warm and state.offset_norm > _ALIGNED_FRACTION * state.step_norm_sum
+        limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
+        return min(max(self.scale, self.distance * state.distance_bound), limit)
+
+    def _ramp(self, state: MinibatchState) -> float:
+        """Return the factor of η in the first steps, at most 1."""
+        if not self.warm_up:
+            return 1.0
+        ramp = min(1.0, (state.steps + 1) / self.warm_up)
+        return min(ramp, math.sqrt((state.steps + 1) / state.width)) if state.width else ramp
+
+    def _decay(self, state: MinibatchState) -> float:
+        """Return the divisor of η in later steps, at least 1."""
+        if self.horizon:
+            return self.horizon / max(self.horizon - state.steps, 1)
+        return math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down else 1.0
 
 
 def age_factors(settings: StepSize, state: MinibatchState, joined_at: Tensor) -> Tensor:
@@ -151,7 +165,7 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     is below 1 % of that of an averaged step. Averaging then starts with steps of that norm.
     """
     share = step_norm / typical_step_norm(state, settings, dim)
-    converged = abs(value) < _CONVERGED_SHARE * abs(state.first_loss) and share < _CONVERGED_SHARE
+    converged = abs(value) < _CONVERGED_FRACTION * abs(state.first_loss) and share < _CONVERGED_FRACTION
     return share if converged else state.eta_reduction
 
 
@@ -172,7 +186,7 @@ def updated_distance_bound(
 
     `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm` is ‖Σ λ_i p_i‖_1.
     """
-    aligned = offset_norm > _ALIGNED_SHARE * step_norm_sum
+    aligned = offset_norm > _ALIGNED_FRACTION * step_norm_sum
     eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
     numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
     distance = state.distance_bound
@@ -216,7 +230,7 @@ def typical_matrix(
     roots = [(math.sqrt(square / count), count) for square, count, _ in matrices if square]
     if not roots:
         return TypicalMatrix(0.0, width)
-    limit = _MAX_OVER_MEDIAN * median_low(root for root, _ in roots)
+    limit = _MAX_WEIGHT_OVER_MEDIAN * median_low(root for root, _ in roots)
     return TypicalMatrix(min(_geometric_mean(roots), limit), width)
 
 
@@ -235,7 +249,7 @@ def parameter_unit(weight: float, value: float, gradient_sum: float) -> float:
     """
     if weight == 0.0:
         return _FALLBACK_WEIGHT
-    required_change = math.inf if gradient_sum == 0.0 else _TINY_CHANGE * abs(value) / gradient_sum
+    required_change = math.inf if gradient_sum == 0.0 else _TINY_WEIGHTS_CHANGE * abs(value) / gradient_sum
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import step_size, watch
-from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars
+from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
 from sanc.minibatch.step_size import StepSize
 
-_OUTLIER_FACTOR = 5.0
+_CLIPPING_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
 norm is the root mean square. In the first steps it is the largest norm so far that two gradients in a row have reached,
 because rare rows may have far larger gradients."""
-_FAR_LARGER = 100.0
+_MAX_COUNTED_NORM_FACTOR = 100.0
 """A gradient norm this many times the typical one does not count in the mean square, unless it is the third in a row:
 outliers leave it as it is, and a change of the objective is followed. Rare rows have smaller ratios: with the gradients
 of one batch in n larger, the logistic regression of a bias has a ratio of n, and the mean square counts them."""
@@ -31,7 +33,7 @@ and averaging is restarted. One gradient has to be smaller by the first factor, 
 _SINGLE_FIRST_STEPS = 2
 """Averaged steps within which one far smaller gradient shows that the first ones were outliers. Later it takes two in a
 row, since a batch may have a small gradient by chance."""
-_FULL_WEIGHT_NORM = 0.05
+_FULL_WEIGHT_NORM_RATIO = 0.05
 """Gradient norms below this many times the typical norm reduce the weight of their iterate, by a power of the ratio
 (`_WEIGHT_POWER` in averaging.py). Otherwise x would approach a z that does not move, as after a change of the loss
 scale."""
@@ -50,12 +52,12 @@ def step_scalars(
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > watch.RELIABLE_MEAN_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
-    outlier_norm = _OUTLIER_FACTOR * typical_norm * state.gradient_unit
+    outlier_norm = _CLIPPING_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
     average_weight = max(weight / (state.weight_sum + weight), _last_weight(state, settings))
     return StepScalars(
         clip_norm=max(outlier_norm, NEAR_ZERO) if state.steps else NEAR_INFINITY,
-        full_norm=max(_FULL_WEIGHT_NORM * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
+        full_norm=max(_FULL_WEIGHT_NORM_RATIO * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * _checked_size(settings.step_size, state),
@@ -63,6 +65,24 @@ def step_scalars(
         distance_weight=step_size.distance_weight(state),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
     )
+
+
+def step_size_factors(
+    state: MinibatchState, settings: StepSize, rates: Sequence[float], like: Tensor, oracle: Oracle
+) -> tuple[float, Tensor | None]:
+    """Return the common factor of η, and a vector of factors if entries have different ones; otherwise None.
+
+    `rates` are the factors of the parameters; empty: all are 1.
+    """
+    largest_rate, factors = float(max(rates, default=1.0)), None
+    factor = step_size.rate_factor(largest_rate, state.peak_lr)
+    if state.joined_at is not None:
+        factors = step_size.age_factors(settings, state, oracle.space.tensor(state.joined_at))
+    if len(set(rates)) <= 1:
+        return factor, factors
+    pairs = zip(on_device(rates, like.dtype, like.device).unbind(), oracle.shapes, strict=True)
+    expanded = torch.cat([rate.expand(math.prod(shape)) for rate, shape in pairs])
+    return factor / (largest_rate or 1.0), expanded if factors is None else expanded * factors
 
 
 def _checked_size(settings: StepSize, state: MinibatchState) -> float:
@@ -159,7 +179,8 @@ def changes_by_results(
     norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
     mean_square = state.grad_norm_mean_square
     is_early = state.steps <= watch.RELIABLE_MEAN_STEPS
-    is_far_larger = results.grad_norm / state.gradient_unit > _FAR_LARGER * math.sqrt(mean_square) and not is_early
+    max_counted_norm = _MAX_COUNTED_NORM_FACTOR * math.sqrt(mean_square)
+    is_far_larger = results.grad_norm / state.gradient_unit > max_counted_norm and not is_early
     counts = not is_far_larger or state.far_larger_gradients >= 2
     changes: dict[str, Any] = {
         "nonfinite_batches": 0,

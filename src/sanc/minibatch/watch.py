@@ -16,7 +16,7 @@ _SHORT_STEP_LIMIT, _LONG_STEP_LIMIT = 1, 8
 longer one. A short step moves the parameters less than one averaged step, and costs as much as twelve of them."""
 _DISAGREEMENT_LIMIT = 2
 """Consecutive batches that disagree with the last step and thereby end the second-order phase."""
-_LARGE_DISAGREEMENT = 10.0
+_LARGE_DISAGREEMENT_FACTOR = 10.0
 """A single batch ends the second-order phase if its loss differs by more than this times the allowed difference."""
 _LOSS_DECAY = 0.95
 """Decay of the running mean of the loss."""
@@ -54,7 +54,8 @@ def compare_batches(
         steps_since_halving, reference_loss = 0, value
     else:
         steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
-    agrees = disagreements < _DISAGREEMENT_LIMIT and difference <= _LARGE_DISAGREEMENT * noise * state.last_decrease
+    is_large = not difference <= _LARGE_DISAGREEMENT_FACTOR * noise * state.last_decrease
+    agrees = disagreements < _DISAGREEMENT_LIMIT and not is_large
     is_fast = steps_since_halving < (_LONG_STEP_LIMIT if state.last_step_was_long else _SHORT_STEP_LIMIT)
     changes = {
         "disagreements": disagreements,

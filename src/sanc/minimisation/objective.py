@@ -23,7 +23,7 @@ from sanc.core.space import NumpySpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line, in_place_error, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle
 from sanc.functions.oracle import CallableOracle, pair
-from sanc.functions.secant import SECANT_VARIABLES, SecantOracle
+from sanc.functions.secant import MAX_SECANT_VARIABLES, SecantOracle
 from sanc.functions.with_jax import JAX_REMEDY, holds_jax_arrays, is_from_jax, jax_array, jax_derivatives
 from sanc.minimisation.arguments import require_call
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
@@ -97,7 +97,7 @@ def build_oracle(
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
         scheme = _require_scheme("jac", jac)
-        kind = SecantOracle if scheme != "cs" and len(flat) <= SECANT_VARIABLES else DifferenceOracle
+        kind = SecantOracle if scheme != "cs" and len(flat) <= MAX_SECANT_VARIABLES else DifferenceOracle
         return kind(fun, start, scheme=scheme, args=args), flat, unflatten
     return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, unflatten
 

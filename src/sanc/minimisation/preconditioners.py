@@ -17,7 +17,7 @@ from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, Precondi
 from sanc.core.space import Floats, NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
-OPERATOR_VARIABLES = 2000
+MAX_OPERATOR_VARIABLES = 2000
 """Largest number of variables for which an operator is formed as a matrix: its factors take about a second."""
 
 
@@ -65,10 +65,10 @@ def _entries(precond: Any, space: Space) -> Floats:
     if is_operator and tuple(precond.shape) != (n, n):
         raise ArgumentError(f"precond has shape {tuple(precond.shape)} for {n} variables: pass {forms}.")
     if is_operator or callable(precond):
-        if n > OPERATOR_VARIABLES:
+        if n > MAX_OPERATOR_VARIABLES:
             raise ArgumentError(
-                f"precond is an operator for {n} variables, more than {OPERATOR_VARIABLES}: pass its diagonal, or the "
-                "matrix."
+                f"precond is an operator for {n} variables, more than {MAX_OPERATOR_VARIABLES}: pass its diagonal, or "
+                "the matrix."
             )
         return np.stack([_product(precond, column, space, is_operator) for column in np.eye(n)], axis=1)
     try:

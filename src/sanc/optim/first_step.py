@@ -26,11 +26,11 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that need no argument."""
-SAME_LOSS = 1e-3
+LOSS_TOLERANCE = 1e-3
 """Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
-_SAME_LOSS_ABSOLUTE = 1e-6
+_ABSOLUTE_LOSS_TOLERANCE = 1e-6
 """The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
-_SAME_IN_LOW_PRECISION = 0.02
+_LOW_PRECISION_TOLERANCE = 0.02
 """Relative difference for losses and gradients in bfloat16: five times its rounding error, 2⁻⁸ = 0.004."""
 
 
@@ -88,7 +88,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
 
 def _differ(a: float, b: float) -> bool:
     """Whether two losses differ by more than rounding; NaN differs from everything."""
-    return not abs(a - b) <= SAME_LOSS * max(abs(a), abs(b)) + _SAME_LOSS_ABSOLUTE
+    return not abs(a - b) <= LOSS_TOLERANCE * max(abs(a), abs(b)) + _ABSOLUTE_LOSS_TOLERANCE
 
 
 class _ReturnedLosses:
@@ -225,7 +225,7 @@ def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
         backward_value, value = sum(calls.values), float(loss.detach())
         if not (calls.values and math.isfinite(value)):
             return
-        allowed = _SAME_IN_LOW_PRECISION * max(abs(backward_value), abs(value))
+        allowed = _LOW_PRECISION_TOLERANCE * max(abs(backward_value), abs(value))
         if math.isfinite(backward_value) and abs(backward_value - value) <= allowed:
             return
         calls.record(grads)
@@ -233,7 +233,7 @@ def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
         if math.isfinite(later_norms[-1]):
             break
     expected_norm = first_norm * abs(value / backward_value) if backward_value else math.inf
-    allowed = _SAME_IN_LOW_PRECISION * expected_norm
+    allowed = _LOW_PRECISION_TOLERANCE * expected_norm
     if math.isfinite(later_norms[-1]) and not any(abs(norm - expected_norm) <= allowed for norm in later_norms):
         raise ArgumentError(
             f"closure called backward() on {backward_value!r} and returned {value!r}: call it on the loss that is "

@@ -45,13 +45,13 @@ _OF_MINIMIZE = {
 """Settings of a `Method` that only `minimize` uses, each with its use."""
 _LR_WARNING_LIMIT = 0.5
 """An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
-_USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
+_MAX_USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
 """A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
 so many steps. A warm-up rises in every step, starts at a third, or rises once an epoch by a scheduler, which stores the
 final value in the groups as ``initial_lr``."""
-_START_OF_SEARCH = 1e-6
+_MAX_SEARCH_START = 1e-6
 """Searches for a learning rate start at this or less, schedules at 0 or at more."""
-_LONGEST_WARM_UP = 500
+_MAX_WARM_UP_STEPS = 500
 """Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
 
@@ -338,15 +338,15 @@ class CubicOptimizer(Optimizer):
         falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
         driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
         highest = max(driver.peak_lr, *(group.get("initial_lr", 0.0) for group in self.param_groups))
-        if driver.lr_steps == 1 and 0.0 < highest <= _START_OF_SEARCH:
+        if driver.lr_steps == 1 and 0.0 < highest <= _MAX_SEARCH_START:
             warn(
                 f"lr = {highest:.3g} in the first step, as in a search for a learning rate such as lr_find: leave the "
                 "search out and lr at 1, since lr is a factor on the step size that the method determines."
             )
             driver.peak_lr = math.inf
             return
-        stays = highest <= _USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
-        ends = falls or stays or driver.lr_steps >= _LONGEST_WARM_UP
+        stays = highest <= _MAX_USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
+        ends = falls or stays or driver.lr_steps >= _MAX_WARM_UP_STEPS
         if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
             return
         warn(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from sanc.ranks.compare import (
 )
 from sanc.ranks.group import DEFAULT, Ranks, find_ranks
 from sanc.ranks.oracle import AveragingOracle, average
+
+T = TypeVar("T")
 
 
 class Mode:
@@ -71,9 +73,9 @@ class Mode:
         """Return the time in seconds, which is equal on all ranks."""
         return time.perf_counter()
 
-    def together(self, prepare: Callable[[], None], label: str) -> None:
-        """Call a function; if it raises on one rank, all ranks raise. An error of the others contains `label`."""
-        prepare()
+    def together(self, prepare: Callable[[], T], label: str) -> T:
+        """Call a function and return its value. If it raises on one rank, the others raise an error with `label`."""
+        return prepare()
 
     def compare_model(
         self, named: Sequence[tuple[str, Tensor]], arguments: dict[str, Any], rows: Mapping[str, Sequence[int]]
@@ -153,12 +155,15 @@ class DataParallel(Mode):
     def clock(self) -> float:
         return self.ranks.clock()
 
-    def together(self, prepare: Callable[[], None], label: str) -> None:
+    def together(self, prepare: Callable[[], T], label: str) -> T:
+        results: list[T] = []
+
         def local() -> tuple[list[float], None]:
-            prepare()
+            results.append(prepare())
             return [], None
 
         average(self.ranks, local, label)
+        return results[0]
 
     def compare_model(
         self, named: Sequence[tuple[str, Tensor]], arguments: dict[str, Any], rows: Mapping[str, Sequence[int]]

@@ -21,9 +21,9 @@ from sanc.errors import ArgumentError, RanksError
 from sanc.ranks.group import Ranks, fingerprint
 
 Evaluation = tuple[list[float], Tensor | None]
-"""Numbers, at most `_MOST_NUMBERS` of them, and a vector, or None if none is needed."""
+"""Numbers, at most `_MAX_NUMBERS` of them, and a vector, or None if none is needed."""
 
-_MOST_NUMBERS = 2
+_MAX_NUMBERS = 2
 """The most numbers of an evaluation: a gradient comes with the loss, with and without weight decay."""
 
 Reduced = Literal["no", "perhaps", "yes"]
@@ -90,7 +90,7 @@ def average(
     elif local is not None:
         total = (ranks.sum(local * weight, label) if total is None else total).div_(weight_sum)
     weighted_messages = list(zip(weights, messages, strict=True))
-    means = [sum(w * message.numbers[k] for w, message in weighted_messages) / weight_sum for k in range(_MOST_NUMBERS)]
+    means = [sum(w * message.numbers[k] for w, message in weighted_messages) / weight_sum for k in range(_MAX_NUMBERS)]
     return (means, total), 1 if terms is None else sum(message.rows for message in messages)
 
 
@@ -124,7 +124,7 @@ class _Message:
     def encode(self) -> list[float]:
         """Return the message as floats, as many for every evaluation."""
         header = [float(self.failed), self.weight, float(self.rows), *self.hashes, float(_STYLES.index(self.style))]
-        return [*header, *self.numbers, *[0.0] * (_MOST_NUMBERS - len(self.numbers))]
+        return [*header, *self.numbers, *[0.0] * (_MAX_NUMBERS - len(self.numbers))]
 
     @classmethod
     def decode(cls, row: list[float]) -> _Message:

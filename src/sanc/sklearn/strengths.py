@@ -29,26 +29,26 @@ from sanc.sums.linear import Array, LinearSum
 Build = Callable[[int, Array], tuple[LinearSum, LinearSum]]
 """Returns the penalised sum of a fold, given e^(−t) of each feature, and the sum of the rows that it leaves out."""
 
-_LARGEST_CHOLESKY_DIM = 2000
+_MAX_CHOLESKY_DIM = 2000
 """Variables up to which the Hessian of a dense X is formed; its Cholesky decomposition then takes a second."""
-_LOSS_ERROR, _LARGEST_LOSS_ERROR = 1e-4, 1e-2
+_LOSS_ERROR_TOLERANCE, _MAX_LOSS_ERROR = 1e-4, 1e-2
 """Relative errors of the held-out loss because a fit is not exact: from the first one the fit continues with a smaller
 `tol`, and from the second one it counts as failed if it cannot continue."""
-_MOST_FITS, _LEAST_TOL = 4, 1e-12
+_MAX_FITS, _MIN_TOL = 4, 1e-12
 """The most fits of one strength, and the smallest `tol` of one: about the roundoff of a gradient in float64."""
-_TOL_REDUCTION, _NEEDED_SHARE = 0.1, 0.5
+_MAX_TOL_RATIO, _NEEDED_TOL_FRACTION = 0.1, 0.5
 """Largest factor of `tol` from one fit to the next, and the `tol` of the next one relative to what its error needs."""
-_LARGEST_LOG_CHANGE = 2.0
+_MAX_LOG_CHANGE = 2.0
 """Largest change of log C along which the derivatives of w predict the start of a fit."""
-_RTOL = 1e-6
+_LINEAR_SYSTEM_TOLERANCE = 1e-6
 """Relative residual of a linear system in a Krylov space; the square root is the largest that counts as solved."""
-_STARTS = (0.125, 0.375, 0.625, 0.875)
+_FIRST_POSITIONS = (0.125, 0.375, 0.625, 0.875)
 """Where the first values of t are in their range: C = 0.001, 0.1, 10 and 1000 in the default range."""
-_RELATIVE_GRADIENT = 1e-3
+_SEARCH_GRADIENT_TOLERANCE = 1e-3
 """Gradient norm at which a search ends, relative to the held-out loss."""
-_MOST_ITERATIONS = 30
+_MAX_SEARCH_ITERATIONS = 30
 """The most iterations of a search."""
-_BLOCK_ENTRIES = 1 << 22
+_MAX_BLOCK_ENTRIES = 1 << 22
 """Entries of margins that third derivatives use at a time."""
 
 
@@ -115,7 +115,7 @@ class HeldOutEvaluation:
     def start(self, fold: int, t: Array) -> Array | None:
         """Return where a fit at t starts: at the coefficients here, moved along their derivatives if t is near."""
         fit, change = self.fits[fold], t - self.t
-        if fit.w is None or fit.changes is None or np.abs(change).max() > _LARGEST_LOG_CHANGE:
+        if fit.w is None or fit.changes is None or np.abs(change).max() > _MAX_LOG_CHANGE:
             return fit.w
         moved: Array = fit.w + change @ fit.changes
         return moved
@@ -205,7 +205,7 @@ class HeldOutLoss:
         """
         problem, left_out = self._build(fold, np.exp(-t)[self._groups])
         tol = min(self._tol, self._needed_tol[fold])
-        for _ in range(1 if survey else _MOST_FITS):
+        for _ in range(1 if survey else _MAX_FITS):
             start = np.zeros(problem.dim) if fit.w is None else fit.w
             result = minimize(problem, start, tol=tol, max_iter=self._max_iter, certify=False, method=self._method)
             fit.w, fit.iterations = result.x, fit.iterations + max(result.nit, 1)
@@ -218,11 +218,11 @@ class HeldOutLoss:
                 return
             norm = max(float(np.linalg.norm(fit.system.adjoint)), np.finfo(np.float64).tiny)
             error = norm * float(np.linalg.norm(result.jac))
-            self._needed_tol[fold] = _NEEDED_SHARE * _LOSS_ERROR * fit.loss / norm
-            fit.converged = error <= _LARGEST_LOSS_ERROR * fit.loss
-            if error <= _LOSS_ERROR * fit.loss or tol <= _LEAST_TOL:
+            self._needed_tol[fold] = _NEEDED_TOL_FRACTION * _LOSS_ERROR_TOLERANCE * fit.loss / norm
+            fit.converged = error <= _MAX_LOSS_ERROR * fit.loss
+            if error <= _LOSS_ERROR_TOLERANCE * fit.loss or tol <= _MIN_TOL:
                 return
-            tol = max(_LEAST_TOL, min(_TOL_REDUCTION * tol, self._needed_tol[fold]))
+            tol = max(_MIN_TOL, min(_MAX_TOL_RATIO * tol, self._needed_tol[fold]))
 
     def _system(self, fold: int, made: HeldOutEvaluation) -> tuple[Array, _System]:
         """Return the coefficients of a fit and its linear systems, which are formed again if they were dropped."""
@@ -263,7 +263,7 @@ def third_derivatives(problem: LinearSum, w: Array, v: Array, changes: Array) ->
     The third derivative of log Σ e^z is the third central moment of the changes of z under softmax(z).
     """
     total = np.zeros((len(changes), len(changes)))
-    size = max(1, _BLOCK_ENTRIES // (len(changes) * problem.columns))
+    size = max(1, _MAX_BLOCK_ENTRIES // (len(changes) * problem.columns))
     for begin in range(0, problem.n, size):
         part = problem.subset(np.arange(begin, min(begin + size, problem.n)))
         z, along = part.margins(w), part.margins(v)
@@ -292,7 +292,7 @@ def _system(problem: LinearSum, left_out: LinearSum, w: Array) -> _System | None
 
 def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
     """Return u ↦ H⁻¹u at w; None if the Hessian is not positive definite up to roundoff."""
-    if isinstance(problem.X, np.ndarray) and problem.dim <= _LARGEST_CHOLESKY_DIM:
+    if isinstance(problem.X, np.ndarray) and problem.dim <= _MAX_CHOLESKY_DIM:
         try:
             factor = cho_factor(problem.regular_hessian(w), lower=True)
         except (np.linalg.LinAlgError, ValueError):
@@ -307,9 +307,9 @@ def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
     def solution(u: Array) -> Array:
         found = solve(
             lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, nothing_known, lower=0.0,
-            rtol=_RTOL,
+            rtol=_LINEAR_SYSTEM_TOLERANCE,
         )  # fmt: skip
-        is_solved = found.residual <= math.sqrt(_RTOL) * float(np.linalg.norm(u))
+        is_solved = found.residual <= math.sqrt(_LINEAR_SYSTEM_TOLERANCE) * float(np.linalg.norm(u))
         return found.v.numpy() if is_solved else np.full(len(u), math.nan)
 
     return solution
@@ -320,7 +320,7 @@ def choose_strengths(loss: HeldOutLoss, groups: Array, lower: float, upper: floa
 
     Far from its minimum the loss is flat, so that a few values of one t give the start.
     """
-    for fraction in _STARTS:
+    for fraction in _FIRST_POSITIONS:
         loss.evaluate(np.array([lower + fraction * (upper - lower)]), survey=True)
     result = _descend(loss, lower, upper, verbose)
     if groups.max() > 0:
@@ -342,5 +342,6 @@ def _descend(loss: HeldOutLoss, lower: float, upper: float, verbose: bool) -> An
         return None
     return minimize(
         loss.value, start.t, jac=loss.gradient, hess=loss.hessian, bounds=[(lower, upper)] * len(start.t),
-        tol=_RELATIVE_GRADIENT * float(start.losses.mean()), max_iter=_MOST_ITERATIONS, certify=False, disp=verbose,
+        tol=_SEARCH_GRADIENT_TOLERANCE * float(start.losses.mean()), max_iter=_MAX_SEARCH_ITERATIONS, certify=False,
+        disp=verbose,
     )  # fmt: skip

@@ -28,9 +28,9 @@ twice."""
 _PRODUCT_ROWS = 1024
 """Rows of a dense X that a product RᵀX sums at a time. With 1,797 × 64 entries and ten columns of R, OpenBLAS needs
 95 µs, and 136 µs for all rows at once; other sizes take as long as before, or up to a third less."""
-_STORED_POINTS = 2
+_MAX_STORED_POINTS = 2
 """Points whose margins are stored: the current iterate and a trial point."""
-_LEAST_ROWS = 32
+_MIN_BLOCK_ROWS = 32
 """Rows of a block of a very wide X, so that the overhead per block remains small."""
 
 _MATRIX_SPEED = 10.0
@@ -42,7 +42,7 @@ costs as much as d/10 products.
 _ITERATION_PRODUCTS = 12.0
 """Hessian products of an iteration in a Krylov space: 10 on a9a and 13 on covtype. d³ multiplications for eigenpairs
 take as long as a product with d³ entries of X."""
-_SMALL_MATRIX, _LARGEST_MATRIX = 50, 500
+_SMALL_MATRIX_DIM, _MAX_MATRIX_DIM = 50, 500
 """Dimensions up to which eigenpairs take less than a millisecond, and above which no matrix is formed."""
 
 
@@ -267,10 +267,10 @@ class LinearSum(FiniteSum):
 
     def _matrix_pays(self) -> bool:
         """Whether the Hessian as a matrix, with its eigenpairs, costs less than the products of an iteration."""
-        if not isinstance(self.X, np.ndarray) or self.dim > _LARGEST_MATRIX:
+        if not isinstance(self.X, np.ndarray) or self.dim > _MAX_MATRIX_DIM:
             return False
         gram = 0.5 * (self.columns + 1) * self.features / _MATRIX_SPEED
-        return self.dim <= _SMALL_MATRIX or gram + self.dim**3 / (self.X.size * self.columns) <= _ITERATION_PRODUCTS
+        return self.dim <= _SMALL_MATRIX_DIM or gram + self.dim**3 / (self.X.size * self.columns) <= _ITERATION_PRODUCTS
 
     def _second_columns(self, second: Array) -> Iterator[Any]:
         """Yield the second derivatives times each unit change of the margins."""
@@ -363,7 +363,7 @@ class LinearSum(FiniteSum):
                 return point
         parts = [self._times(X, w) for _, X in self._blocks()]
         point = _Point(w.copy(), parts[0] if len(parts) == 1 else np.concatenate(parts))
-        self._points = [*self._points[1 - _STORED_POINTS :], point]
+        self._points = [*self._points[1 - _MAX_STORED_POINTS :], point]
         return point
 
     def _blocks(self) -> Iterator[tuple[slice, Any]]:
@@ -371,7 +371,7 @@ class LinearSum(FiniteSum):
         if not isinstance(self.X, np.ndarray) or self.X.nbytes <= _CACHE_BLOCK:
             yield slice(None), self.X
             return
-        size = max(_LEAST_ROWS, _CACHE_BLOCK // (self.X.itemsize * self.features))
+        size = max(_MIN_BLOCK_ROWS, _CACHE_BLOCK // (self.X.itemsize * self.features))
         for begin in range(0, self.n, size):
             rows = slice(begin, begin + size)
             yield rows, self.X[rows]

@@ -14,7 +14,7 @@ from sanc.sums.linear import Array, LinearSum, PenaltyKind, reject_others
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
-_MOST_CLASSES = 1000
+_MAX_CLASSES = 1000
 """Distinct labels up to which they count as classes; the most classes of a common data set, ImageNet."""
 
 
@@ -216,7 +216,7 @@ def _require_labels(y: Array, a: int, b: int, remedy: str) -> Array:
     good = (y == a) | (y == b)
     if not good.all():
         row, classes = int(np.argmin(good)), np.unique(y)
-        if 3 <= classes.size <= _MOST_CLASSES:
+        if 3 <= classes.size <= _MAX_CLASSES:
             raise ArgumentError(
                 f"y holds {classes.size} classes ({shown(classes.tolist())}), and this loss is for two: pass labels "
                 f"{a} and {b}, such as those of one class against the others, or use sanc.problems.Softmax."

@@ -33,9 +33,9 @@ from sanc.core.spectrum.cubic import CubicStep, compute_spectrum
 from sanc.core.spectrum.krylov import NonFiniteProductError, StepBasis
 from sanc.core.units import Units
 
-_MODEL_NEWTON_STEPS = 40
+_MAX_MODEL_NEWTON_STEPS = 40
 """Largest number of projected Newton steps; each costs at most n products with B̂ and no evaluation of f."""
-_MODEL_RESIDUAL = 1e-3
+_MODEL_GRADIENT_TOLERANCE = 1e-3
 """The model is minimised until its projected gradient is below this fraction of ‖g‖."""
 ARMIJO_SHARE = 1e-4
 """Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
@@ -45,8 +45,8 @@ SHORTER_STEP = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
 SIGMA_INCREASE = 4.0
 """Factor on σ until the step is shorter. A step norm that σ limits falls as 1/√σ, so each factor halves it."""
-_CG_RESIDUAL = 1e-2
-"""Relative residual of the projected Newton steps: the next of them reduces the rest, up to `_MODEL_RESIDUAL`."""
+_CG_TOLERANCE = 1e-2
+"""Relative residual of a projected Newton step. Later steps reduce the rest, up to `_MODEL_GRADIENT_TOLERANCE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +319,8 @@ class _BoxModel:
         cauchy = self._cauchy_point()
         s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
         value, model_gradient = self.evaluate(s)
-        tolerance = _MODEL_RESIDUAL * float(np.linalg.norm(self.quadratic.g))
-        for _ in range(_MODEL_NEWTON_STEPS):
+        tolerance = _MODEL_GRADIENT_TOLERANCE * float(np.linalg.norm(self.quadratic.g))
+        for _ in range(_MAX_MODEL_NEWTON_STEPS):
             free = ((s > self.lower) | (model_gradient < 0.0)) & ((s < self.upper) | (model_gradient > 0.0))
             if float(np.linalg.norm(model_gradient[free])) <= tolerance:
                 break
@@ -395,9 +395,9 @@ def _positive_root(derivative: float, curvature: float, cubic: float) -> float:
 def _conjugate_gradients(
     multiply: Callable[[Floats], Floats], residual: Floats, step_length: Callable[[float, float, float], float]
 ) -> Floats:
-    """Return the solution of A d = residual to `_CG_RESIDUAL`, or d up to the first direction of negative curvature."""
+    """Solve A d = residual to `_CG_TOLERANCE`. Return d, or its value at the first direction of negative curvature."""
     d, p, square = np.zeros_like(residual), residual, float(residual @ residual)
-    tolerance = _CG_RESIDUAL**2 * square
+    tolerance = _CG_TOLERANCE**2 * square
     for _ in range(len(residual)):
         if square <= tolerance:
             break

@@ -24,9 +24,9 @@ ROUNDING_PROBES = 3
 """Random vectors of which the largest product estimates the rounding error of a gradient."""
 _SECOND_DIFFERENCE_ERRORS = 4.0
 """Rounding errors of f in a second difference: those of two values and of twice the third."""
-_RELATIVE_ERROR = 0.1
+_DERIVATIVE_TOLERANCE = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
-_ASYMMETRY = 1e-4
+_ASYMMETRY_TOLERANCE = 1e-4
 """Relative size of vᵀHu − uᵀHv above which products are inconsistent: smaller, since they have no truncation error."""
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
 """Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
@@ -35,17 +35,17 @@ _SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)
 """Steps of second differences, relative to a length: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32."""
 _SMALL_GRADIENT_STEPS = (1e-4, 1e-6)
 """Steps of the two central differences that have to agree before a small gradient is called inconsistent."""
-_LARGER_DERIVATIVE, _ROUNDOFF_MARGIN = 10.0, 100.0
+_MIN_DERIVATIVE_RATIO, _ROUNDOFF_MARGIN = 10.0, 100.0
 """f has a far larger derivative than the gradient shows if a difference quotient differs from the gradient by more than
 ten times the gradient plus a hundred rounding errors."""
-_RELIABLE_ERRORS = 4.0
+_MIN_RELIABLE_ERRORS = 4.0
 """Differenced gradients are reliable if their norm exceeds this many errors."""
-_DIFFERENCE_ERRORS = 10.0
+_SIGNIFICANT_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
-_REPORTED_NOISE = 1e2
+_MIN_REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
-ENDING_NOISE = 1e6
+MAX_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
 NOISE_SPACING, LEAST_FRACTION = 1e3, 1e-2
 """Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
@@ -54,7 +54,7 @@ NOISE_DIFFERENCES = 3
 """Differences from which the noise of gradients is estimated are of this order."""
 DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
-_POINT_ROUNDING = 0.1
+_POINT_ROUNDING_FRACTION = 0.1
 """Noise up to this fraction of the differences between neighbouring points may come from rounding the points. Along the
 line that is 1e-3 of them, by `NOISE_SPACING`, and more across it if f changes faster there. Near a zero of f it exceeds
 the roundoff of f."""
@@ -77,7 +77,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max)  # values may underflow
         roundings.append(rounding / step / norm)
-        if abs(ratios[-1] - 1.0) <= _RELATIVE_ERROR:
+        if abs(ratios[-1] - 1.0) <= _DERIVATIVE_TOLERANCE:
             return ratios[-1], 0.0
     pairs = itertools.combinations(zip(ratios, roundings, strict=True), 2)
     candidates = (
@@ -94,12 +94,12 @@ def find_wrong_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
         error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, length_scale)
-    if error > _RELATIVE_ERROR * oracle.space.norm(oracle.gradient(x)[1]):
+    if error > _DERIVATIVE_TOLERANCE * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
     ratio, error = differenced_derivative_ratio(oracle, x, length_scale)
-    if not abs(ratio - 1.0) > _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
+    if not abs(ratio - 1.0) > _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
         return ""
-    if abs(ratio + 1.0) <= _RELATIVE_ERROR + _DIFFERENCE_ERRORS * error:
+    if abs(ratio + 1.0) <= _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
         return "The sign of the gradient is wrong: f decreases along it."
     return (
         f"The gradient is inconsistent with f: along the gradient f changes {ratio:.3g} times as fast as the gradient "
@@ -150,9 +150,9 @@ def find_wrong_small_gradient(oracle: Oracle, x: Vector, length_scale: float) ->
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
-        if not abs(derivatives[-1] - expected) > _LARGER_DERIVATIVE * abs(expected) + _ROUNDOFF_MARGIN * rounding:
+        if not abs(derivatives[-1] - expected) > _MIN_DERIVATIVE_RATIO * abs(expected) + _ROUNDOFF_MARGIN * rounding:
             return ""
-    if not abs(derivatives[0] - derivatives[1]) <= _RELATIVE_ERROR * abs(derivatives[0] - expected):
+    if not abs(derivatives[0] - derivatives[1]) <= _DERIVATIVE_TOLERANCE * abs(derivatives[0] - expected):
         return ""
     derivative = derivatives[0] / space.norm(d)
     return (
@@ -164,7 +164,7 @@ def find_wrong_small_gradient(oracle: Oracle, x: Vector, length_scale: float) ->
 def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) -> str:
     """Describe differenced gradients whose largest norm is below the error that roundoff in f causes."""
     error = oracle.gradient_error(x)
-    if error == 0.0 or largest_norm > _RELIABLE_ERRORS * error:
+    if error == 0.0 or largest_norm > _MIN_RELIABLE_ERRORS * error:
         return ""
     return difference_error_message(error)
 
@@ -172,7 +172,7 @@ def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) ->
 def find_large_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> str:
     """Describe a differenced gradient whose error far exceeds the tolerance on its norm."""
     error = oracle.gradient_error(x)
-    return difference_error_message(error) if error > _RELIABLE_ERRORS * tolerance else ""
+    return difference_error_message(error) if error > _MIN_RELIABLE_ERRORS * tolerance else ""
 
 
 def difference_error_message(gradient_error: float, curvature_error: float = 0.0) -> str:
@@ -218,7 +218,7 @@ def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolera
 
     def agrees(curvature: float, rounding: float) -> bool:
         difference = abs(curvature - expected) + rounding + product_error
-        return difference <= max(_RELATIVE_ERROR * abs(curvature), tolerance)
+        return difference <= max(_DERIVATIVE_TOLERANCE * abs(curvature), tolerance)
 
     balanced = math.sqrt(
         _SECOND_DIFFERENCE_ERRORS * space.eps * abs(value) / tolerance
@@ -229,8 +229,8 @@ def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolera
         return ""
     error, curvature = best
     discrepancy = max(abs(curvature - expected), product_error)
-    is_significant = discrepancy > _RELATIVE_ERROR * abs(expected) + _DIFFERENCE_ERRORS * error
-    if not is_significant or not discrepancy > abs(curvature) / (1.0 + _RELATIVE_ERROR):
+    is_significant = discrepancy > _DERIVATIVE_TOLERANCE * abs(expected) + _SIGNIFICANT_ERRORS * error
+    if not is_significant or not discrepancy > abs(curvature) / (1.0 + _DERIVATIVE_TOLERANCE):
         return ""
     return (
         f"Along a direction in which f has a curvature of {curvature:.2g}, differences of jac show {expected:.2g}, "
@@ -268,7 +268,7 @@ def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         left, right = space.dot(v, hu), space.dot(u, hv)
         scale = math.sqrt(space.norm(hu) * space.norm(v) * space.norm(hv) * space.norm(u))
         difference_error = operator.error(u, hu) * space.norm(v) + operator.error(v, hv) * space.norm(u)
-        allowed = _ASYMMETRY * scale + _DIFFERENCE_ERRORS * difference_error
+        allowed = _ASYMMETRY_TOLERANCE * scale + _SIGNIFICANT_ERRORS * difference_error
         if abs(left - right) > allowed:
             allowed += NONLINEARITY_FACTOR * measure_nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:
@@ -305,7 +305,8 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
         ahead, behind = (oracle.gradient(end)[1] for end in ends)
         quotient = (ahead - behind) * (0.5 / step)
         rounding = space.eps * max(space.norm(ahead), space.norm(behind)) / step
-        if not space.norm(quotient - product) > _RELATIVE_ERROR * space.norm(product) + _DIFFERENCE_ERRORS * rounding:
+        allowed = _DERIVATIVE_TOLERANCE * space.norm(product) + _SIGNIFICANT_ERRORS * rounding
+        if not space.norm(quotient - product) > allowed:
             return ""
         quotients.append((quotient, rounding))
     pairs = itertools.combinations(quotients, 2)
@@ -314,7 +315,7 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
         key=lambda pair: pair[0],
     )
     largest = max(space.norm(quotient), space.norm(product))
-    if not space.norm(quotient - product) > _RELATIVE_ERROR * largest + _DIFFERENCE_ERRORS * error:
+    if not space.norm(quotient - product) > _DERIVATIVE_TOLERANCE * largest + _SIGNIFICANT_ERRORS * error:
         return ""
     return (
         "The Hessian product is inconsistent with the gradient: along a random direction its norm is "
@@ -322,7 +323,9 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
     )
 
 
-def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _REPORTED_NOISE, seed: int = 0) -> str:
+def find_noise(
+    oracle: Oracle, x: Vector, length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
+) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
     It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f due to
@@ -332,7 +335,8 @@ def find_noise(oracle: Oracle, x: Vector, length_scale: float, limit: float = _R
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, length_scale, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
-        by_points = _POINT_ROUNDING * float(np.max(np.abs(np.diff(values)))) if oracle.differenced_gradient else 0.0
+        largest_change = float(np.max(np.abs(np.diff(values))))
+        by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
         return ""
     if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, length_scale):

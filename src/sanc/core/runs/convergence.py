@@ -24,9 +24,9 @@ from sanc.core.units import Units, measure_units
 _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
-_LONG_RUN = 100
+_LONG_RUN_ITERATIONS = 100
 """Iterations from which the eight gradients that a test of Hessian products needs are a small share of the run."""
-_PROBE_PRODUCTS = 10
+_MIN_PROBE_PRODUCTS = 10
 """Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 _PROBE_DIVISOR = 10
 """After a long run such a probe may take a tenth of the products of the run."""
@@ -54,7 +54,7 @@ def stationary_ending(run: Run) -> Ending:
         if cause:
             return Ending(Status.INCONSISTENT, cause)
     if run.iterations and not run.limits.certify:
-        affordable = max(_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
+        affordable = max(_MIN_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
     cert = replace(cert, products=cert.products + 1) if measured else cert
@@ -131,7 +131,7 @@ def stall_ending(run: Run) -> Ending:
 
 def limit_cause(run: Run) -> str:
     """Return a cause why a long run reached the limit of iterations: Hessian products that contradict the gradient."""
-    if run.iterations < _LONG_RUN:
+    if run.iterations < _LONG_RUN_ITERATIONS:
         return ""
     with run.oracle.uncounted():
         return consistency.find_wrong_product(run.oracle, run.x, run.length_scale)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import REMEMBERED_POINTS, Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.oracle import MAX_REMEMBERED_POINTS, Operator, Oracle, RecentCache, WrappedOracle
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import Vector
@@ -62,7 +62,7 @@ class PreconditionedOracle(WrappedOracle):
     def __init__(self, inner: Oracle, lower_factor: Factor) -> None:
         super().__init__(inner, inner.space)
         self.lower_factor = lower_factor
-        self._points: RecentCache[Vector] = RecentCache(REMEMBERED_POINTS)
+        self._points: RecentCache[Vector] = RecentCache(MAX_REMEMBERED_POINTS)
         self._gradients: RecentCache[Vector] = RecentCache(2)
 
     def original(self, y: Vector) -> Vector:

@@ -17,7 +17,7 @@ from sanc.core.saved import state_error
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 
-_HIGHEST_POWER = 3
+_MAX_DERIVATIVE_POWER = 3
 """The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
 _EXPONENT_MARGIN = 8
 """Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
@@ -103,7 +103,7 @@ def scaling_exponent(oracle: Oracle, x: Vector) -> int:
     be tiny: a Hessian product then shows the size of f.
     """
     max_exponent = _max_exponent(oracle)
-    bound = max_exponent // _HIGHEST_POWER
+    bound = max_exponent // _MAX_DERIVATIVE_POWER
     value, g = oracle.gradient(x)
     exponent = _exponent(oracle.space.largest_entry(g) or abs(value))
     if exponent < -bound:

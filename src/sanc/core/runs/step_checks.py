@@ -17,10 +17,10 @@ from sanc.core.space import Vector
 _COMPARED_ITERATIONS = 5
 """Number of first iterations in which changes of f are compared with its gradients."""
 
-_ALLOWED_MISMATCHES = 2
+_MAX_MISMATCHES = 2
 """Mismatches allowed in these iterations. After one more, finite differences of f decide."""
 
-_MISMATCH_ERRORS = 1e3
+_MIN_MISMATCH_ERRORS = 1e3
 """Rounding errors of f that a mismatch has to exceed as well, as cancellation between terms larger than f."""
 _POOR_RHO = 0.5
 """A step with a smaller ρ is a mismatch too: f decreased by less than half of what the model predicted."""
@@ -81,7 +81,7 @@ class StepMonitor:
             return Ending(Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
-            cause = consistency.find_noise(oracle, step.after, length_scale, consistency.ENDING_NOISE)
+            cause = consistency.find_noise(oracle, step.after, length_scale, consistency.MAX_NOISE)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
     def _gradient_cause(self, oracle: Oracle, step: MadeStep, length_scale: float) -> str:
@@ -91,7 +91,7 @@ class StepMonitor:
         if not (step.stays or _is_mismatch(oracle, step)):
             return ""
         self.mismatches += 1
-        if not step.stays and self.mismatches <= _ALLOWED_MISMATCHES:
+        if not step.stays and self.mismatches <= _MAX_MISMATCHES:
             return ""
         cause = consistency.find_wrong_gradient(oracle, step.after, length_scale)
         self.gradient_verified = not cause
@@ -106,5 +106,5 @@ def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
     s = step.after - step.before
     first, last = space.dot(step.g, s), space.dot(oracle.gradient(step.after)[1], s)
     difference = abs(record.trial_value - record.value - 0.5 * (first + last))
-    allowed = _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + _MISMATCH_ERRORS * space.eps * abs(record.value)
+    allowed = _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + _MIN_MISMATCH_ERRORS * space.eps * abs(record.value)
     return difference > allowed or record.rho < _POOR_RHO

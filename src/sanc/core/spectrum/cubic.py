@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.linalg.lapack import dstev
 
-from sanc.core.space import SMALLEST_SQUARE, Floats
+from sanc.core.space import MIN_SAFE_SQUARE, Floats
 
 SECULAR_TOLERANCE = 4e-16
 """Relative residual, or width of the bracket, at which the secular equation is solved: two roundings of float64."""
@@ -30,11 +30,11 @@ BOUND_STEPS = 4
 """Newton steps for a bound of σ: each is a bound, and further ones improve it little."""
 MAX_SECULAR_STEPS = 200
 """The most steps for the secular equation. Bisection on a logarithmic scale alone needs about 60; Newton about five."""
-_EQUAL_ENTRIES = 1e-8
+_EQUAL_ENTRIES_TOLERANCE = 1e-8
 """Relative difference of entries of an eigenvector that counts as roundoff: √eps of float64."""
 _BRACKET_MARGIN = 1e-12
 """Relative margin of an upper bound of the root, far above its rounding errors of a few eps."""
-_LAPACK_DIM = 24
+_MAX_LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 
 
@@ -77,7 +77,7 @@ class Spectrum:
         """
         largest = 0.0
         for entry in self.vectors[:, 0].tolist():
-            if abs(entry) > (1.0 + _EQUAL_ENTRIES) * abs(largest):
+            if abs(entry) > (1.0 + _EQUAL_ENTRIES_TOLERANCE) * abs(largest):
                 largest = entry
         return math.copysign(1.0, largest)
 
@@ -86,7 +86,7 @@ def compute_spectrum(diagonal: Floats, off_diagonal: Floats) -> Spectrum:
     """Return the eigenpairs of the symmetric tridiagonal matrix with this diagonal and this off-diagonal."""
     if len(diagonal) == 1:
         return Spectrum(np.array([diagonal[0]], np.float64), np.ones((1, 1)))
-    if len(diagonal) <= _LAPACK_DIM:
+    if len(diagonal) <= _MAX_LAPACK_DIM:
         values, vectors, info = dstev(diagonal, off_diagonal)
         if info == 0:  # dstev converged
             return Spectrum(values, vectors)
@@ -271,7 +271,7 @@ def _newton_step(pairs: list[tuple[float, float]], mu_min: float, t: float) -> t
         term *= term
         square += term
         derivative += term / shifted
-    if not square > SMALLEST_SQUARE:  # t is far too large
+    if not square > MIN_SAFE_SQUARE:  # t is far too large
         return math.inf, 0.0
     ratio = math.sqrt(square)
     return 1.0 / ratio - 1.0, t - (1.0 - ratio) * mu / (1.0 + mu * (derivative / square))

@@ -27,20 +27,20 @@ from sanc.core.spectrum.krylov import Krylov, Lanczos, NonFiniteProductError
 
 DEFAULT_CONFIDENCE = 0.99
 """Probability with which a certificate holds, if the caller chooses none."""
-_DENSE_TESTS = 40
+_DENSE_TEST_DIVISOR = 40
 """Both ends of a spectrum are bounded after each of the first 40 products, then at intervals of 2.5 %. A test costs
 less than a product, and more than 40 products are needed in small dimensions only."""
-_SPARSE_TESTS = 5
+_SPARSE_TEST_DIVISOR = 5
 """One end of a spectrum is bounded again after a fifth more products: a certificate that a few products do not decide
 needs many."""
-_RITZ_RESIDUAL = 0.1
+_RITZ_RESIDUAL_TOLERANCE = 0.1
 """Residual of a Ritz pair, relative to its value, below which it is an eigenvalue to a tenth."""
 _THOROUGH_ERROR = 0.1
 """Relative error of λ_min up to which a thorough certificate continues by default."""
 _MEASURED_ERRORS = 4
 """`find_extremes` measures the difference error of this many products, each for the cost of a product. Later ones use
 the largest of these errors: all are products with unit vectors at one point, so that their errors hardly differ."""
-_SMALL_DIM = 100
+_MAX_FULL_SPACE_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 
 
@@ -334,7 +334,7 @@ def find_extremes(
     measured = _MEASURED_ERRORS if oracle.hvp == "finite-difference" else 0
     with monitored_lanczos(oracle, x, seed, store=store, rough=rough, measured_errors=_MEASURED_ERRORS) as process:
         krylov = process.krylov
-        for must_stop in process.extend_between_tests(max_products, _DENSE_TESTS, time_is_up, report):
+        for must_stop in process.extend_between_tests(max_products, _DENSE_TEST_DIVISOR, time_is_up, report):
             bound = bound_curvature(process, one_sided, lower, sharp=store)
             mirrored = bound_curvature(process, one_sided, -upper, negated=True, sharp=store)
             lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
@@ -416,8 +416,8 @@ def _extend_until_decided(
     time_is_up: Callable[[], bool],
 ) -> CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
-    lower, is_large = -math.inf, process.space.dim > _SMALL_DIM
-    for must_stop in process.extend_between_tests(max_products, _SPARSE_TESTS, time_is_up):
+    lower, is_large = -math.inf, process.space.dim > _MAX_FULL_SPACE_DIM
+    for must_stop in process.extend_between_tests(max_products, _SPARSE_TEST_DIVISOR, time_is_up):
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.product_scale, relative_error)
@@ -432,9 +432,11 @@ def _is_decided(
     """Whether further products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
     theta = bound.ritz_value
     if relative_error is not None:
-        is_tight = process.space.dim > _SMALL_DIM and bound.error <= max(tolerance, relative_error * abs(theta))
+        if process.space.dim <= _MAX_FULL_SPACE_DIM:
+            return False
+        is_tight = bound.error <= max(tolerance, relative_error * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
     if bound.lower >= -tolerance:
         return True
-    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _RITZ_RESIDUAL * abs(theta)
+    has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _RITZ_RESIDUAL_TOLERANCE * abs(theta)
     return has_converged and theta + bound.product_error < -tolerance

@@ -35,21 +35,21 @@ from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR, NONLINEARITY_FAC
 _SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 """Positions of trial shifts between two bounds. Two passes over 65 shifts determine the bound to one per cent."""
 
-_SAFE_EXPONENT = 500
+_MAX_UNSCALED_EXPONENT = 500
 """Products are scaled if the exponent of their largest entry reaches ±500; otherwise squares do not overflow."""
-_LARGEST_EXPONENT = 1000
+_MAX_SCALE_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
-_FIRST_BOUND_DIM = 4
+_MIN_BOUND_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
-_ROUGH_FACTOR = 1.0 / 3.0
+_PRECISION_PROBE_FACTOR = 1.0 / 3.0
 """Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
-_BASIS_ENTRIES, _BASIS_DIMS = 50_000_000, (50, 1000)
+_MAX_BASIS_ENTRIES, _BASIS_DIM_RANGE = 50_000_000, (50, 1000)
 """Entries of a stored basis, 400 MB in float64, and the least and the largest number of its vectors."""
-_SMALLEST_SHIFT = 1e-16
+_MIN_SHIFT_RATIO = 1e-16
 """The first lower limit of trial shifts, relative to the upper one: the precision of float64."""
-_NEGLIGIBLE_RESIDUAL = 0.01
+_NEGLIGIBLE_RESIDUAL_FRACTION = 0.01
 """Share of the residual in a bound below which roundoff alone limits it: the accuracy of the bound itself."""
-_HOST_DRAWS = 2**24
+_MAX_HOST_DRAW_DIM = 2**24
 """Largest dimension in which start vectors are drawn on the host, equal for all devices: a tenth of a second."""
 
 
@@ -93,8 +93,8 @@ class MonitoredLanczos:
         """Return the scaled product with q, and add its error; the first product determines the scale."""
         product = self.operator(q)
         if self._is_rough and not self.lanczos.columns:
-            again = self.operator(q * _ROUGH_FACTOR)
-            self._product_error = self.space.norm(again / _ROUGH_FACTOR - product)
+            again = self.operator(q * _PRECISION_PROBE_FACTOR)
+            self._product_error = self.space.norm(again / _PRECISION_PROBE_FACTOR - product)
         if self._measured_errors is None or len(self.lanczos.columns) < self._measured_errors:
             error = self.operator.error(q, product)
             self._largest_error = max(self._largest_error, error)
@@ -133,11 +133,11 @@ class MonitoredLanczos:
     ) -> Iterator[bool]:
         """Extend the Krylov space, and yield where its bounds are tested: whether no further product may follow.
 
-        The first test is made after `_FIRST_BOUND_DIM` products, and the next one after 1 + dim // `test_divisor` more.
+        The first test is made after `_MIN_BOUND_DIM` products, and the next one after 1 + dim // `test_divisor` more.
         Without `max_products`, the limit is `affordable_dim`. `report` is called with the number of products.
         """
         krylov, dim = self.krylov, self.space.dim
-        max_dim, next_test_dim = min(dim, max_products or affordable_dim(dim)), _FIRST_BOUND_DIM
+        max_dim, next_test_dim = min(dim, max_products or affordable_dim(dim)), _MIN_BOUND_DIM
         must_stop = False
         while not must_stop:
             self.extend()
@@ -181,7 +181,7 @@ def monitored_lanczos(oracle: Oracle, x: Vector, seed: int, **options: Any) -> I
 
 def start_vector(space: Space, seed: int) -> Callable[[], Vector]:
     """Return a function that draws the random start vector of a seed."""
-    if space.dim > _HOST_DRAWS:
+    if space.dim > _MAX_HOST_DRAW_DIM:
         return lambda: space.normal_on_device(seed)
     return lambda: space.normal(np.random.default_rng((seed, space.dim)))
 
@@ -189,15 +189,15 @@ def start_vector(space: Space, seed: int) -> Callable[[], Vector]:
 def _power_of_two(magnitude: float) -> float:
     """Return the factor that moves `magnitude` near 1 if its square would overflow or underflow, otherwise 1."""
     exponent = math.frexp(magnitude)[1] if 0.0 < magnitude < math.inf else 0
-    if abs(exponent) < _SAFE_EXPONENT:
+    if abs(exponent) < _MAX_UNSCALED_EXPONENT:
         return 1.0
-    return math.ldexp(1.0, -max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
+    return math.ldexp(1.0, -max(-_MAX_SCALE_EXPONENT, min(exponent, _MAX_SCALE_EXPONENT)))
 
 
 def affordable_dim(dim: int) -> int:
-    """Return the number of basis vectors that fit into `_BASIS_ENTRIES`, between the limits of `_BASIS_DIMS`."""
-    least, most = _BASIS_DIMS
-    return min(most, max(least, _BASIS_ENTRIES // dim))
+    """Return how many basis vectors fit into `_MAX_BASIS_ENTRIES`, within the limits of `_BASIS_DIM_RANGE`."""
+    least, most = _BASIS_DIM_RANGE
+    return min(most, max(least, _MAX_BASIS_ENTRIES // dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def bound_missed_eigenvalues(
         return np.exp(np.minimum(logarithm, 0.0))
 
     high = (krylov.last_beta + product_error) / start_component  # eigenvalues below θ_1 − high are excluded
-    low = max(product_error, _SMALLEST_SHIFT * high)
+    low = max(product_error, _MIN_SHIFT_RATIO * high)
     for _ in range(2 if high > 0.0 else 0):  # to one per cent, rounded to the safe side
         shifts = low * (high / low) ** _SHIFT_GRID
         shifted = gaps + shifts[:, None]
@@ -320,7 +320,7 @@ def bound_missed_eigenvalues(
         low = float(shifts[max(possible_count - 1, 0)])
         high = float(shifts[min(possible_count, len(shifts) - 1)])
     bound = max(low, high)
-    negligible = _NEGLIGIBLE_RESIDUAL * start_component
+    negligible = _NEGLIGIBLE_RESIDUAL_FRACTION * start_component
     return bound, krylov.last_beta == 0.0 or float(residual_term(bound, gaps + bound)) < negligible
 
 

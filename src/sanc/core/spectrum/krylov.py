@@ -16,7 +16,7 @@ import numpy as np
 
 from sanc.core.space import ROUNDING_ERRORS, Floats, Scalar, Space, Vector
 
-_FIRST_CAPACITY = 8
+_INITIAL_CAPACITY = 8
 """Vectors for which a basis without a limit has memory at first; the memory is doubled when it is full."""
 
 
@@ -93,7 +93,7 @@ class Lanczos:
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._gradient = gradient
-        self._first_capacity = self.max_dim if max_dim is not None else min(self.max_dim, _FIRST_CAPACITY)
+        self._first_capacity = self.max_dim if max_dim is not None else min(self.max_dim, _INITIAL_CAPACITY)
         self._basis: Any = None  # q_1, q_2, … as rows of a block that grows if needed
         self._previous: Any = None  # q_{j−1}, if Q is not kept
         self._current: Any = None  # q_j, if Q is not kept

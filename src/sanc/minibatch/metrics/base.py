@@ -26,9 +26,9 @@ Shape = tuple[int, ...]
 _REFRESHES_TO_DOUBLE = 50
 """The interval between refreshes of the metric is doubled after twice as many of them. In a long run the eigenbases
 change more slowly, and refreshes should not cost a constant share of the time."""
-_EPSILON = 1e-6
+_RELATIVE_EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
-_STACKED_SIDE = 32
+_MIN_STACKED_SIDE = 32
 """Length from which the last side of a tensor with three dimensions is no kernel of a convolution."""
 
 
@@ -201,7 +201,7 @@ def create_on_meta(metric: Metric, shapes: Sequence[Shape]) -> Preconditioner:
 
 def epsilon_for(largest: Tensor) -> Tensor:
     """Return ε for blocks with these largest second moments; it limits M⁻¹ along directions with small gradients."""
-    return _EPSILON * largest.sqrt() + math.sqrt(torch.finfo(largest.dtype).tiny)
+    return _RELATIVE_EPSILON * largest.sqrt() + math.sqrt(torch.finfo(largest.dtype).tiny)
 
 
 def sizes_of(shapes: Sequence[Shape]) -> list[int]:
@@ -213,9 +213,9 @@ def matrix_sides(shape: Shape) -> tuple[int, int] | None:
     """Return rows and columns of a parameter as a matrix, or as a stack of matrices; None if it is a vector.
 
     A tensor of three dimensions is a stack of matrices, such as the weights of experts, if its last two sides are at
-    least `_STACKED_SIDE`; otherwise it is the kernel of a convolution.
+    least `_MIN_STACKED_SIDE`; otherwise it is the kernel of a convolution.
     """
-    if len(shape) == 3 and min(shape[1:]) >= _STACKED_SIDE:
+    if len(shape) == 3 and min(shape[1:]) >= _MIN_STACKED_SIDE:
         return shape[1], shape[2]
     rows = shape[0] if len(shape) > 1 else 1
     columns = math.prod(shape) // max(rows, 1)

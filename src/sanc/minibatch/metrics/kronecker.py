@@ -23,7 +23,7 @@ from torch import Tensor
 from sanc.core.settings import AT_LEAST_ONE, BELOW_ONE, Piece, setting
 from sanc.minibatch.metrics.base import Preconditioner, RankReduction, Shape, epsilon_for, matrix_sides, sizes_of
 
-_RIDGE = 1e-3
+_RELATIVE_RIDGE = 1e-3
 """δ, relative to the mean eigenvalue of a factor. It bounds the condition number of the power step by side/δ, so that
 Cholesky in float64 leaves QᵀQ − I near 1e-16 (side/δ)², that is 1e-4 for a side of 1,000."""
 
@@ -168,7 +168,7 @@ class _Side:
         The columns are first sorted by QᵀFQ, largest first. δ leaves basis vectors in the null space of F unchanged, so
         that they do not depend on roundoff.
         """
-        ridge = _RIDGE * self.factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        ridge = _RELATIVE_RIDGE * self.factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
         product = self.factor @ self.basis
         order = (self.basis * product).sum(1).argsort(dim=1, descending=True, stable=True)[:, None, :]
         order = order.expand_as(self.basis)

@@ -1,0 +1,148 @@
+"""The curvature of the loss: bounds of the extreme eigenvalues, their eigenvectors, and the effective dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sanc.autograd.products import FiniteDifference
+from sanc.core.space import Vector
+from sanc.core.spectrum.curvature import Extremes, find_extremes
+from sanc.core.spectrum.krylov import NonFiniteProductError
+from sanc.diagnosis.dimension import Dimension, converged_pairs, measure_dimension
+from sanc.diagnosis.gradients import NetworkLoss
+from sanc.errors import NonFiniteError, SecondDerivativeError
+
+_CONTRADICTING_ERRORS = 10.0
+"""Differences of gradients contradict a product if they differ from it by more than this many times their error."""
+_ASYMMETRIC = (
+    "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
+    'hvp="finite-difference", which needs first derivatives only.'
+)
+"""The warning if differences of gradients contradict asymmetric products."""
+
+
+@dataclass(frozen=True)
+class CurvatureSettings:
+    """What `diagnose` was asked about the Hessian; its parameters of these names describe them."""
+
+    relative_error: float
+    confidence: float
+    max_products: int | None
+    seed: int
+    starts: int
+
+
+@dataclass(frozen=True)
+class CurvatureMeasurement:
+    """Extreme eigenvalues with their bounds, and the spectrum in between.
+
+    Attributes
+    ----------
+    extremes : Extremes
+        The bounds, with the Krylov space they come from.
+    leftmost, rightmost : vector
+        Unit vectors of the extreme Ritz pairs.
+    dimension : Dimension
+        The effective dimension and the spectral density.
+    products : int
+        All Hessian products.
+    """
+
+    extremes: Extremes
+    leftmost: Vector
+    rightmost: Vector
+    dimension: Dimension
+    products: int
+
+
+def measure_curvature(
+    network: NetworkLoss, settings: CurvatureSettings, show: Callable[[int], None]
+) -> CurvatureMeasurement:
+    """Bound the extreme eigenvalues and estimate the spectral density.
+
+    `show` receives the number of products while the eigenvalues are bounded.
+    """
+    try:
+        extremes, discarded_products = _find_extremes(network, settings, show)
+        converged = converged_pairs(extremes, network.oracle.space.dim, keeps_basis=network.keeps_basis)
+        vectors = _eigenvectors(extremes, converged)
+        dimension = measure_dimension(
+            network.oracle,
+            network.x,
+            extremes,
+            {
+                k: vectors[k]
+                for k in converged_pairs(extremes, network.oracle.space.dim, keeps_basis=network.keeps_basis)
+            },
+            range(settings.seed + 1, settings.seed + settings.starts),
+            count=settings.starts - 1,
+            store=network.keeps_basis,
+            time_is_up=network.time_is_up,
+        )
+    except NonFiniteProductError as problem:
+        raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
+    second_pass = 0 if network.keeps_basis else extremes.krylov.dim - 1
+    return CurvatureMeasurement(
+        extremes,
+        leftmost=vectors[0],
+        rightmost=vectors[len(extremes.values) - 1],
+        dimension=dimension,
+        products=discarded_products + extremes.products + dimension.products + second_pass,
+    )
+
+
+def _find_extremes(
+    network: NetworkLoss, settings: CurvatureSettings, show: Callable[[int], None]
+) -> tuple[Extremes, int]:
+    """Return the bounds and the number of discarded products.
+
+    If differences of gradients contradict asymmetric products, the oracle uses the differences from then on.
+    """
+
+    def find() -> Extremes:
+        return find_extremes(
+            network.oracle,
+            network.x,
+            relative_error=settings.relative_error,
+            confidence=settings.confidence,
+            max_products=settings.max_products,
+            seed=settings.seed,
+            store=network.keeps_basis,
+            rough=network.is_rough,
+            time_is_up=network.time_is_up,
+            report=show,
+        )
+
+    extremes = find()
+    if extremes.ritz_error != math.inf or not _differences_contradict(network, extremes, settings.seed):
+        return extremes, 0
+    network.oracle.fall_back(SecondDerivativeError(_ASYMMETRIC))
+    extremes.operator.release()
+    return find(), extremes.products
+
+
+def _differences_contradict(network: NetworkLoss, extremes: Extremes, seed: int) -> bool:
+    """Whether a product differs from a difference of gradients by more than the error of that difference.
+
+    Otherwise the asymmetry is roundoff, as where a network fits all rows and its Hessian is almost zero.
+    """
+    oracle = network.oracle
+    if oracle.hvp == "finite-difference":
+        return False
+    space, differences = oracle.space, FiniteDifference(oracle, network.x, network.data)
+    v = space.normal(np.random.default_rng(seed))
+    v = v / space.norm(v)
+    product, difference = 1.0 * extremes.operator(v), differences(v)
+    return space.norm(product - difference) > _CONTRADICTING_ERRORS * differences.error(v, difference)
+
+
+def _eigenvectors(extremes: Extremes, converged: Iterable[int]) -> dict[int, Vector]:
+    """Return the vectors of both ends and of the converged Ritz pairs in between, by the index of the pair."""
+    last = len(extremes.values) - 1
+    inner = [k for k in converged if 0 < k < last]
+    leftmost, rightmost, *others = extremes.vectors(inner)
+    return {0: leftmost, last: rightmost, **dict(zip(inner, others, strict=True))}
