@@ -12,6 +12,7 @@ from scipy.optimize import curve_fit as scipy_fit
 
 import sanc
 from sanc.leastsquares import row_fits
+from sanc.leastsquares import rows as fit_problems
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs
@@ -229,7 +230,7 @@ def test_pointwise_models_are_recognised_and_have_the_derivatives_of_the_mapped_
     x = PAIR if name == "pair" else torch.tensor(X)
     rows = RowData(x, y, weights, None, False)
     mapped, pointwise = MappedModel(f), PointwiseModel(f)
-    assert is_pointwise(f, p, rows, *mapped.linearised(p, rows)) == (name in POINTWISE)
+    assert is_pointwise(f, p, rows, mapped.linearised(p, rows)) == (name in POINTWISE)
     if name in POINTWISE:
         torch.testing.assert_close(pointwise.residuals(p, rows), mapped.residuals(p, rows))
         torch.testing.assert_close(pointwise.linearised(p, rows), mapped.linearised(p, rows))
@@ -302,3 +303,27 @@ def test_further_fits_of_a_row_end_when_one_of_them_fits_well():
     assert run.outputs["status"].tolist()[4:] == [5, 0, 0]
     assert run.outputs["nfev"][4] <= run.outputs["nfev"][5] < run.outputs["nfev"][6]
     torch.testing.assert_close(run.outputs["value"][[5, 6]], best[[0, 1]])
+
+
+@pytest.mark.parametrize("model", [MappedModel, PointwiseModel])
+def test_rows_are_evaluated_in_parts(model, monkeypatch):
+    true, y = data(5, seed=6)
+    p, ids = torch.tensor(true * 1.1)[[4, 0, 3, 1]], torch.tensor([4, 0, 3, 1])
+    weights = torch.linspace(0.0, 2.0, y.size, dtype=torch.float64).reshape(y.shape)
+    problem = FitProblem(model(decay), RowData(torch.tensor(X), torch.tensor(y), weights, None, False), 2e-16, 1e-8)
+    whole, hessians = problem.evaluate(p, ids), problem.with_whole_hessians(problem.evaluate(p, ids), ids).matrix
+    for k, row in enumerate(ids):
+        curve = torch.func.vmap(lambda *q: decay(torch.tensor(X), *q))(*p[k : k + 1].T)[0]
+        r = weights[row] * (curve - torch.tensor(y)[row])
+        torch.testing.assert_close(whole.value[k], 0.5 * r @ r)
+    monkeypatch.setattr(fit_problems, "_PART_ENTRIES", 1)
+    monkeypatch.setattr(fit_problems, "_LEAST_PART_ROWS", 3)
+    parts = problem.evaluate(p, ids)
+    for name in ("value", "g", "matrix"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(problem.with_whole_hessians(parts, ids).matrix, hessians, rtol=1e-12, atol=1e-12)
+    p[1, 2] = torch.inf
+    value, trials = problem.evaluate_trials(p, ids)
+    assert value.isnan().tolist() == [False, True, False, False]
+    torch.testing.assert_close(value[[0, 2, 3]], problem.values(p, ids)[[0, 2, 3]], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(trials.value[0], whole.value[0])

@@ -209,7 +209,7 @@ def _chosen_model(
         raise ArgumentTypeError(
             f"f cannot be differentiated ({shown(error)}): use operators of torch with forward derivatives."
         ) from error
-    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, p, part, *linearised) else mapped
+    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, p, part, linearised) else mapped
 
 
 class _RowFits:
@@ -279,7 +279,7 @@ class _RowFits:
             if not bool(same_numbers(r, other, size).all()):
                 return False
         p, data = p[:_COMPARED_JACOBIANS], data.take(torch.arange(min(len(p), _COMPARED_JACOBIANS), device=p.device))
-        return len(p) == 1 or is_pointwise(mapped.f, p, data, *mapped.linearised(p, data))
+        return len(p) == 1 or is_pointwise(mapped.f, p, data, mapped.linearised(p, data))
 
     def _is_stopped(self) -> bool:
         """Whether the time limit or the callback ended a run."""
@@ -391,8 +391,8 @@ def _covariances(problem: FitProblem, p: Tensor, absolute_sigma: bool) -> Tensor
     parts = []
     for ids in _chunks(p, problem.data):
         data = problem.data.take(ids)
-        r, columns = (part.double() for part in problem.model.linearised(p[ids], data))
-        inverse = _inverses(columns)
+        columns = problem.model.linearised(p[ids], data).double()
+        r, inverse = columns[:, -1], _inverses(columns[:, :-1])
         if not absolute_sigma:
             freedom = (data.observations - p.shape[1]).double()
             scale = torch.where(freedom > 0, r.square().sum(1) / freedom, torch.inf)

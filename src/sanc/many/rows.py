@@ -359,6 +359,13 @@ class RowProblem:
         """Return points of some rows, with values, gradients and curvature."""
         raise NotImplementedError
 
+    def evaluate_trials(self, x: Tensor, ids: Tensor) -> tuple[Tensor, RowPoints | None]:
+        """Return f at trial points of some rows, and the evaluated points if that costs little more.
+
+        The latter is for problems that try no longer steps, so that a row moves to its last trial point alone.
+        """
+        return self.values(x, ids), None
+
     def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
         """Return scales and tolerances of rows at new points; `before` has the points before the last step."""
         raise NotImplementedError
