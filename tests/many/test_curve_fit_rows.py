@@ -149,6 +149,23 @@ def test_undetermined_covariances_are_infinite():
     assert np.isinf(few).all()
 
 
+@pytest.mark.filterwarnings("ignore::scipy.optimize.OptimizeWarning")
+def test_covariances_of_ill_conditioned_rows_and_of_rows_that_never_began():
+    offsets = np.array([0.0, 1e3, 1e7])[:, None]
+    y = 2.0 + 0.5 * X + 0.05 * np.random.default_rng(5).standard_normal((3, len(X)))
+    p0 = np.column_stack([2.0 - 0.5 * offsets[:, 0], np.full(3, 0.5)])
+    for options in ({}, {"max_time": 1e-9}):
+        p, pcov, res = sanc.curve_fit(
+            lambda x, a, b: a + b * x, X + offsets, y, p0, restarts=0, full_output=True, **options
+        )
+        assert res.success.all() != bool(options)
+        for row in range(3):
+            J = np.column_stack([np.ones_like(X), X + offsets[row]])
+            R = np.linalg.inv(np.linalg.qr(J)[1])
+            r = y[row] - J @ p[row]
+            np.testing.assert_allclose(pcov[row], R @ R.T * (r @ r) / (len(X) - 2), rtol=1e-6)
+
+
 BAD = {
     "sigma has shape": {"sigma": np.ones(7)},
     "sigma = array": {"sigma": -np.ones(60)},

@@ -32,6 +32,8 @@ _GAUSS_NEWTON_ITERATIONS = 5
 
 _PART_ENTRIES = 2**18
 """Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, as its caches hold."""
+_PART_ENTRIES_ON_GPU = 2**25
+"""The same on a GPU: 256 MB in float64, so that the arithmetic of an operator takes longer than its launch."""
 _LEAST_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
 
@@ -58,6 +60,7 @@ class FitProblem(RowProblem):
 
     tries_longer_steps = False
     default_tol = True
+    outputs = ("gauss_newton",)
 
     def __init__(self, model: MappedModel | PointwiseModel, data: RowData, eps: float, tol: float) -> None:
         self.model, self.data, self.eps, self.tol = model, data, eps, tol
@@ -74,25 +77,25 @@ class FitProblem(RowProblem):
 
     # Evaluations.
 
-    def _of_parts(
+    def in_parts(
         self, function: Callable[[Tensor, RowData], tuple[Tensor, ...]], x: Tensor, ids: Tensor
     ) -> list[Tensor]:
         """Return the results of a function of parameters and data, which is called with a part of the rows at a time.
 
         On a CPU the numbers of a part stay in its caches.
         """
-        entries = self.data.y.shape[1] * (x.shape[1] + 1)
-        rows = max(_LEAST_PART_ROWS, len(x) if x.device.type == "cuda" else _PART_ENTRIES // entries)
+        entries = _PART_ENTRIES_ON_GPU if x.device.type == "cuda" else _PART_ENTRIES
+        rows = max(_LEAST_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
         parts = zip(torch.split(x, rows), torch.split(self.data_rows[ids], rows), strict=True)
         results = [function(p, self.data.take(part)) for p, part in parts]
         return [torch.cat(columns) for columns in zip(*results, strict=True)]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
-        (value,) = self._of_parts(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
+        (value,) = self.in_parts(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
-        value, g, matrix = self._of_parts(self._evaluate_part, x, ids)
+        value, g, matrix = self.in_parts(self._evaluate_part, x, ids)
         more = {
             "norms": matrix.diagonal(dim1=1, dim2=2).sqrt(),
             "residual_norm": (2.0 * value).sqrt(),
@@ -122,7 +125,7 @@ class FitProblem(RowProblem):
         return rows.point.more["complete"]
 
     def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
-        (matrix,) = self._of_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
+        (matrix,) = self.in_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
         matrix = torch.where(finite[:, None, None], matrix, point.matrix)

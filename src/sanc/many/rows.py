@@ -340,12 +340,15 @@ class RowProblem:
         Whether longer steps are tried if f decreases by more than predicted.
     confidence : float
         Probability with which the bound of the smallest eigenvalue holds.
+    outputs : tuple of str
+        Names of what the run keeps of `RowPoints.more`.
     """
 
     eps: float
     default_tol: bool
     tries_longer_steps = True
     confidence = 1.0
+    outputs: tuple[str, ...] = ()
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
         """Return f of some rows, in float64."""

@@ -194,6 +194,7 @@ class RowRun:
         if len(ended):
             results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
             results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
+            results |= {name: rows.point.more[name][ended] for name in self.problem.outputs}
             spectra = rows.spectra
             results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
             self._write(rows.ids[ended], results)
