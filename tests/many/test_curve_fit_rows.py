@@ -217,6 +217,19 @@ def test_many_matrices_are_decomposed_in_parts(monkeypatch):
     torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices)
 
 
+def test_matrices_of_two_variables_are_decomposed_by_a_rotation():
+    special = [[0, 0, 0], [1, 0, 1], [1, 1, 1], [2, 0, 1], [0, 1, 0], [1, 1e-200, 1], [1, 1e-9, 1e-16], [-3, 1e-3, 2]]
+    numbers = torch.cat([torch.tensor(special, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)])
+    for scale in (1.0, 1e-150, 1e150):
+        matrices = scale * numbers[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
+        values, vectors = eigenpairs(matrices)
+        limits = {"rtol": 1e-14, "atol": 1e-14 * scale}
+        torch.testing.assert_close(values, torch.linalg.eigvalsh(matrices), **limits)
+        torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices, **limits)
+        torch.testing.assert_close(vectors.mT @ vectors, torch.eye(2, dtype=torch.float64).expand_as(matrices))
+    assert eigenpairs(matrices[:0])[1].shape == (0, 2, 2)
+
+
 def cumulated(x, a, b, c):
     return torch.cumsum(decay(x, a, b, c), -1) / len(x)
 

@@ -15,7 +15,7 @@ from sanc.core.runs.status import Status, asks_to_stop
 from sanc.many.iteration import ManyIteration
 from sanc.many.rows import RUNNING, WAITING, RowProblem, Rows
 
-_ROWS_ON_CPU = 8192
+_ROWS_ON_CPU = 16384
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
 _NUMBERS_ON_CPU = 2**24
 """Entries of Hessians and residuals in a batch on a CPU: 128 MB in float64, many times what its caches hold."""
