@@ -116,8 +116,8 @@ class MappedModel:
     def _with_tangents(self, p: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         """Return the curve of one row, and its derivatives by all parameters."""
         directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
-        along = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,))[1])
-        return self._curve(p, x), along(directions)
+        curves, columns = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,)))(directions)
+        return curves[0], columns
 
     def _cost(self, p: Tensor, x: Any, y: Tensor, weights: Tensor | None) -> Tensor:
         r = self._curve(p, x) - y

@@ -143,13 +143,15 @@ class FitProblem(RowProblem):
         size = torch.linalg.vector_norm(effects, dim=1)
         rounding = ROUNDING_ERRORS * self.eps * size
         tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
-        stationary = self._projected_norm(rows, self._scale(exponents)) <= tol
-        has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
-        exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
+        scale = self._scale(exponents)
+        stationary = self._projected_norm(rows, scale) <= tol
+        if bool(stationary.any()):
+            has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
+            exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
+            scale = self._scale(exponents)
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
         point = replace(rows.point, more=more | {"exponents": exponents})
-        scale = self._scale(exponents)
         growth = self._growth(rows, scale, before)
         return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)
 
