@@ -12,6 +12,7 @@ from scipy.optimize import curve_fit as scipy_fit
 
 import sanc
 from sanc.leastsquares import row_fits
+from sanc.leastsquares import rows as fit_problems
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs
@@ -148,6 +149,23 @@ def test_undetermined_covariances_are_infinite():
     assert np.isinf(few).all()
 
 
+@pytest.mark.filterwarnings("ignore::scipy.optimize.OptimizeWarning")
+def test_covariances_of_ill_conditioned_rows_and_of_rows_that_never_began():
+    offsets = np.array([0.0, 1e3, 1e7])[:, None]
+    y = 2.0 + 0.5 * X + 0.05 * np.random.default_rng(5).standard_normal((3, len(X)))
+    p0 = np.column_stack([2.0 - 0.5 * offsets[:, 0], np.full(3, 0.5)])
+    for options in ({}, {"max_time": 1e-9}):
+        p, pcov, res = sanc.curve_fit(
+            lambda x, a, b: a + b * x, X + offsets, y, p0, restarts=0, full_output=True, **options
+        )
+        assert res.success.all() != bool(options)
+        for row in range(3):
+            J = np.column_stack([np.ones_like(X), X + offsets[row]])
+            R = np.linalg.inv(np.linalg.qr(J)[1])
+            r = y[row] - J @ p[row]
+            np.testing.assert_allclose(pcov[row], R @ R.T * (r @ r) / (len(X) - 2), rtol=1e-6)
+
+
 BAD = {
     "sigma has shape": {"sigma": np.ones(7)},
     "sigma = array": {"sigma": -np.ones(60)},
@@ -199,6 +217,19 @@ def test_many_matrices_are_decomposed_in_parts(monkeypatch):
     torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices)
 
 
+def test_matrices_of_two_variables_are_decomposed_by_a_rotation():
+    special = [[0, 0, 0], [1, 0, 1], [1, 1, 1], [2, 0, 1], [0, 1, 0], [1, 1e-200, 1], [1, 1e-9, 1e-16], [-3, 1e-3, 2]]
+    numbers = torch.cat([torch.tensor(special, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)])
+    for scale in (1.0, 1e-150, 1e150):
+        matrices = scale * numbers[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
+        values, vectors = eigenpairs(matrices)
+        limits = {"rtol": 1e-14, "atol": 1e-14 * scale}
+        torch.testing.assert_close(values, torch.linalg.eigvalsh(matrices), **limits)
+        torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices, **limits)
+        torch.testing.assert_close(vectors.mT @ vectors, torch.eye(2, dtype=torch.float64).expand_as(matrices))
+    assert eigenpairs(matrices[:0])[1].shape == (0, 2, 2)
+
+
 def cumulated(x, a, b, c):
     return torch.cumsum(decay(x, a, b, c), -1) / len(x)
 
@@ -229,7 +260,7 @@ def test_pointwise_models_are_recognised_and_have_the_derivatives_of_the_mapped_
     x = PAIR if name == "pair" else torch.tensor(X)
     rows = RowData(x, y, weights, None, False)
     mapped, pointwise = MappedModel(f), PointwiseModel(f)
-    assert is_pointwise(f, p, rows, *mapped.linearised(p, rows)) == (name in POINTWISE)
+    assert is_pointwise(f, p, rows, mapped.linearised(p, rows)) == (name in POINTWISE)
     if name in POINTWISE:
         torch.testing.assert_close(pointwise.residuals(p, rows), mapped.residuals(p, rows))
         torch.testing.assert_close(pointwise.linearised(p, rows), mapped.linearised(p, rows))
@@ -302,3 +333,27 @@ def test_further_fits_of_a_row_end_when_one_of_them_fits_well():
     assert run.outputs["status"].tolist()[4:] == [5, 0, 0]
     assert run.outputs["nfev"][4] <= run.outputs["nfev"][5] < run.outputs["nfev"][6]
     torch.testing.assert_close(run.outputs["value"][[5, 6]], best[[0, 1]])
+
+
+@pytest.mark.parametrize("model", [MappedModel, PointwiseModel])
+def test_rows_are_evaluated_in_parts(model, monkeypatch):
+    true, y = data(5, seed=6)
+    p, ids = torch.tensor(true * 1.1)[[4, 0, 3, 1]], torch.tensor([4, 0, 3, 1])
+    weights = torch.linspace(0.0, 2.0, y.size, dtype=torch.float64).reshape(y.shape)
+    problem = FitProblem(model(decay), RowData(torch.tensor(X), torch.tensor(y), weights, None, False), 2e-16, 1e-8)
+    whole, hessians = problem.evaluate(p, ids), problem.with_whole_hessians(problem.evaluate(p, ids), ids).matrix
+    for k, row in enumerate(ids):
+        curve = torch.func.vmap(lambda *q: decay(torch.tensor(X), *q))(*p[k : k + 1].T)[0]
+        r = weights[row] * (curve - torch.tensor(y)[row])
+        torch.testing.assert_close(whole.value[k], 0.5 * r @ r)
+    monkeypatch.setattr(fit_problems, "_PART_ENTRIES", 1)
+    monkeypatch.setattr(fit_problems, "_LEAST_PART_ROWS", 3)
+    parts = problem.evaluate(p, ids)
+    for name in ("value", "g", "matrix"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(problem.with_whole_hessians(parts, ids).matrix, hessians, rtol=1e-12, atol=1e-12)
+    p[1, 2] = torch.inf
+    value, trials = problem.evaluate_trials(p, ids)
+    assert value.isnan().tolist() == [False, True, False, False]
+    torch.testing.assert_close(value[[0, 2, 3]], problem.values(p, ids)[[0, 2, 3]], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(trials.value[0], whole.value[0])

@@ -17,7 +17,6 @@ from sanc.core.space import NEAR_ZERO
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line, require, require_integer, shown, warn
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
-from sanc.many.algebra import gram
 from sanc.many.endings import is_success
 from sanc.many.functions import ROW_PERTURBATION
 from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
@@ -40,8 +39,6 @@ _COMPARED_JACOBIANS = 64
 """Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
 _SAME_COST = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
-_JACOBIAN_ENTRIES = 2**22
-"""Entries of the Jacobians of the rows whose covariances are computed at a time: 32 MB in float64."""
 _ILL_CONDITIONED = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
@@ -82,7 +79,7 @@ def fit_rows(
     if not fits.agree_with(mapped):  # the model is not pointwise everywhere
         fits = _RowFits(FitProblem(mapped, data, eps, tol), lower, upper, limits)
         fits.run(p, restarts)
-    covariance = _covariances(fits.problem, fits.outputs["x"], absolute_sigma)
+    covariance = _covariances(fits.problem, fits.outputs, absolute_sigma)
     result = build_result(fits.outputs, fits.rounds, points, lower, upper)
     _warn_about_failures(result)
     return result.x, points.build_numbers(covariance.to(p.dtype)), result
@@ -209,7 +206,7 @@ def _chosen_model(
         raise ArgumentTypeError(
             f"f cannot be differentiated ({shown(error)}): use operators of torch with forward derivatives."
         ) from error
-    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, p, part, *linearised) else mapped
+    return PointwiseModel(mapped.f) if is_pointwise(mapped.f, p, part, linearised) else mapped
 
 
 class _RowFits:
@@ -272,14 +269,15 @@ class _RowFits:
         model, p, data = self.problem.model, self.outputs["x"], self.problem.data
         if model is mapped:
             return True
-        for ids in _chunks(p, data):
-            part = data.take(ids)
-            size = torch.linalg.vector_norm(part.weighted(part.y), dim=1, keepdim=True)
-            r, other = model.residuals(p[ids], part), mapped.residuals(p[ids], part)
-            if not bool(same_numbers(r, other, size).all()):
-                return False
+
+        def agree(p: Tensor, data: RowData) -> tuple[Tensor]:
+            size = torch.linalg.vector_norm(data.weighted(data.y), dim=1, keepdim=True)
+            return (same_numbers(model.residuals(p, data), mapped.residuals(p, data), size).all(1),)
+
+        if not bool(self.problem.in_parts(agree, p, torch.arange(len(p), device=p.device))[0].all()):
+            return False
         p, data = p[:_COMPARED_JACOBIANS], data.take(torch.arange(min(len(p), _COMPARED_JACOBIANS), device=p.device))
-        return len(p) == 1 or is_pointwise(mapped.f, p, data, *mapped.linearised(p, data))
+        return len(p) == 1 or is_pointwise(mapped.f, p, data, mapped.linearised(p, data))
 
     def _is_stopped(self) -> bool:
         """Whether the time limit or the callback ended a run."""
@@ -386,43 +384,51 @@ def _warn_about_failures(result: ManyResult) -> None:
         )
 
 
-def _covariances(problem: FitProblem, p: Tensor, absolute_sigma: bool) -> Tensor:
+def _covariances(problem: FitProblem, outputs: dict[str, Tensor], absolute_sigma: bool) -> Tensor:
     """Return the covariance of the parameters of each row as SciPy defines it; infinite where it is not determined."""
-    parts = []
-    for ids in _chunks(p, problem.data):
-        data = problem.data.take(ids)
-        r, columns = (part.double() for part in problem.model.linearised(p[ids], data))
-        inverse = _inverses(columns)
-        if not absolute_sigma:
-            freedom = (data.observations - p.shape[1]).double()
-            scale = torch.where(freedom > 0, r.square().sum(1) / freedom, torch.inf)
-            inverse = torch.where(scale.isfinite()[:, None, None], inverse * scale[:, None, None], torch.inf)
-        parts.append(inverse)
-    return torch.cat(parts)
+    p, matrix = outputs["x"], outputs["gauss_newton"]
+    unknown = torch.nonzero(~matrix.isfinite().flatten(1).all(1)).reshape(-1)
+    if len(unknown):  # such as rows that never began
+        matrix[unknown] = problem.evaluate(p[unknown], unknown).more["gauss_newton"]
+    inverse, determined = _inverses(matrix)
+    ill = torch.nonzero(~determined).reshape(-1)
+    if len(ill):
+        (inverse[ill],) = problem.in_parts(
+            lambda p, data: (_inverses_by_singular_values(problem.model.linearised(p, data).double()[:, :-1]),),
+            p[ill],
+            ill,
+        )
+    if absolute_sigma:
+        return inverse
+    freedom = (problem.data.observations - p.shape[1]).double()
+    scale = torch.where(freedom > 0, 2.0 * outputs["value"] / freedom, torch.inf)
+    return torch.where(scale.isfinite()[:, None, None], inverse * scale[:, None, None], torch.inf)
 
 
-def _chunks(p: Tensor, data: RowData) -> tuple[Tensor, ...]:
-    """Return the numbers of rows in parts whose Jacobians have a limited size."""
-    rows = max(1, _JACOBIAN_ENTRIES // (data.y.shape[1] * (p.shape[1] + 1)))
-    return torch.split(torch.arange(len(p), device=p.device), rows)
-
-
-def _inverses(columns: Tensor) -> Tensor:
-    """Return (JᵀJ)⁻¹ of each row; infinite if J has no full rank."""
-    norms = torch.linalg.vector_norm(columns, dim=2)
+def _inverses(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverses of JᵀJ, and where they are determined by it."""
+    norms = matrix.diagonal(dim1=1, dim2=2).sqrt()
     scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
-    scaled = columns * scale[:, :, None]
-    matrix = gram(scaled)  # with ones on its diagonal
-    finite = matrix.isfinite().flatten(1).all(1)
-    factor, failed = torch.linalg.cholesky_ex(torch.where(finite[:, None, None], matrix, 0.0))
+    scale = scale[:, :, None] * scale[:, None, :]
+    scaled = matrix * scale  # with ones on its diagonal
+    finite = scaled.isfinite().flatten(1).all(1)
+    factor, failed = torch.linalg.cholesky_ex(torch.where(finite[:, None, None], scaled, 0.0))
     inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], factor, 1.0))
     largest = torch.linalg.matrix_norm(inverse)  # at least 1/λ, where λ is the smallest eigenvalue of the matrix
-    determined = finite & (failed == 0) & (largest * _ILL_CONDITIONED < 1.0 / columns.shape[1])
-    inverse = inverse * scale[:, :, None] * scale[:, None, :]
-    for row in torch.nonzero(finite & ~determined).reshape(-1).tolist():
-        singular, rows = torch.linalg.svd(scaled[row].mT, full_matrices=False)[1:]
-        is_full = bool(singular[-1] > torch.finfo(singular.dtype).eps * max(columns.shape[1:]) * singular[0])
-        if is_full and len(singular) == columns.shape[1]:
-            factor = rows / singular[:, None] * scale[row]
-            inverse[row], determined[row] = factor.mT @ factor, True
-    return torch.where(determined[:, None, None], inverse, torch.inf)
+    determined = finite & (failed == 0) & (largest * _ILL_CONDITIONED < 1.0 / matrix.shape[1])
+    return inverse * scale, determined
+
+
+def _inverses_by_singular_values(columns: Tensor) -> Tensor:
+    """Return (JᵀJ)⁻¹ of each row from the columns of J; infinite if J has no full rank."""
+    norms = torch.linalg.vector_norm(columns, dim=2)
+    scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
+    finite = columns.isfinite().flatten(1).all(1)[:, None, None]
+    scaled = torch.where(finite, columns * scale[:, :, None], 0.0)
+    n, points = columns.shape[1:]
+    if points < n:
+        return torch.full_like(columns[:, :, :1].expand(-1, n, n), torch.inf)
+    singular, rows = torch.linalg.svd(scaled.mT, full_matrices=False)[1:]
+    is_full = singular[:, -1] > torch.finfo(singular.dtype).eps * max(n, points) * singular[:, 0]
+    factor = rows / singular[:, :, None] * scale[:, None, :]
+    return torch.where(is_full[:, None, None], factor.mT @ factor, torch.inf)

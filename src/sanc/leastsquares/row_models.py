@@ -91,11 +91,11 @@ class MappedModel:
         """Return the weighted residuals of rows."""
         return data.weighted(self.curves(p, data) - data.y)
 
-    def linearised(self, p: Tensor, data: RowData) -> tuple[Tensor, Tensor]:
-        """Return the weighted residuals and the transposed Jacobians of rows."""
+    def linearised(self, p: Tensor, data: RowData) -> Tensor:
+        """Return the columns of the Jacobians of rows, and the residuals as last column, all of them weighted."""
         with torch.no_grad():
             curves, columns = self._mapped(self._with_tangents, p, data)
-        return data.weighted(curves - data.y), data.weighted(columns)
+            return data.weighted(torch.cat([columns, (curves - data.y)[:, None]], 1))
 
     def hessians(self, p: Tensor, data: RowData) -> Tensor:
         """Return the Hessians of the costs of rows."""
@@ -116,8 +116,8 @@ class MappedModel:
     def _with_tangents(self, p: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         """Return the curve of one row, and its derivatives by all parameters."""
         directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
-        along = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,))[1])
-        return self._curve(p, x), along(directions)
+        curves, columns = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,)))(directions)
+        return curves[0], columns
 
     def _cost(self, p: Tensor, x: Any, y: Tensor, weights: Tensor | None) -> Tensor:
         r = self._curve(p, x) - y
@@ -146,13 +146,13 @@ class PointwiseModel:
         with torch.no_grad():
             return data.weighted(self.f(data.x, *p.T[:, :, None]) - data.y)
 
-    def linearised(self, p: Tensor, data: RowData) -> tuple[Tensor, Tensor]:
-        """Return the weighted residuals and the transposed Jacobians of rows."""
+    def linearised(self, p: Tensor, data: RowData) -> Tensor:
+        """Return the columns of the Jacobians of rows, and the residuals as last column, all of them weighted."""
         with torch.enable_grad():
             parameters = _at_points(p, data)
             curves = self.f(data.x, *parameters)
             derivatives = _derivatives(curves, parameters, torch.ones_like(curves))
-        return data.weighted(curves.detach() - data.y), data.weighted(torch.stack(derivatives, 1))
+        return data.weighted(torch.stack([*derivatives, curves.detach() - data.y], 1))
 
     def hessians(self, p: Tensor, data: RowData) -> Tensor:
         """Return the Hessians of the costs of rows."""
@@ -184,19 +184,19 @@ def _derivatives(output: Tensor, inputs: list[Tensor], weights: Tensor, **graph:
     return [torch.zeros_like(output) if part is None else part for part in found]
 
 
-def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData, r: Tensor, columns: Tensor) -> bool:
-    """Return whether a model is pointwise at some rows, given the residuals and columns that `MappedModel` returns."""
+def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData, columns: Tensor) -> bool:
+    """Return whether a model is pointwise at some rows, given what `MappedModel.linearised` returns there."""
     if len(p) < 2:
         return False  # with one row, a model that mixes rows is not noticed
     try:
-        own_r, own_columns = PointwiseModel(f).linearised(p, data)
+        own_columns = PointwiseModel(f).linearised(p, data)
     except Exception:  # whatever the model raises if parameters are no scalars
         return False
-    if r.shape != own_r.shape or columns.shape != own_columns.shape:
+    if columns.shape != own_columns.shape:
         return False
-    size = torch.linalg.vector_norm(data.weighted(data.y), dim=1, keepdim=True)
-    same_columns = same_numbers(columns, own_columns, torch.zeros_like(columns[:, :, :1]))
-    return bool(same_numbers(r, own_r, size).all()) and bool(same_columns.all())
+    size = torch.zeros_like(columns[:, :, :1])
+    size[:, -1, 0] = torch.linalg.vector_norm(data.weighted(data.y), dim=1)
+    return bool(same_numbers(columns, own_columns, size).all())
 
 
 def same_numbers(first: Tensor, second: Tensor, size: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ offset test is not made.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -30,8 +30,12 @@ Gauss–Newton's. It costs about as much as four Jacobians, and without it fits 
 _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
-_KEPT_SELECTIONS = 2
-"""Selections of rows whose data are kept: the rows of a round, and the rows that move in it."""
+_PART_ENTRIES = 2**18
+"""Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, as its caches hold."""
+_PART_ENTRIES_ON_GPU = 2**25
+"""The same on a GPU: 256 MB in float64, so that the arithmetic of an operator takes longer than its launch."""
+_LEAST_PART_ROWS = 64
+"""Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
 
 
 class FitProblem(RowProblem):
@@ -56,11 +60,11 @@ class FitProblem(RowProblem):
 
     tries_longer_steps = False
     default_tol = True
+    outputs = ("gauss_newton",)
 
     def __init__(self, model: MappedModel | PointwiseModel, data: RowData, eps: float, tol: float) -> None:
         self.model, self.data, self.eps, self.tol = model, data, eps, tol
         self._exponent_limit = exponent_limit(torch.finfo(torch.float64).max)
-        self._taken: deque[tuple[Tensor, RowData]] = deque(maxlen=_KEPT_SELECTIONS)
         self.data_rows = torch.arange(len(data), device=data.y.device)
 
     def of_rows(self, rows: Tensor) -> FitProblem:
@@ -73,33 +77,46 @@ class FitProblem(RowProblem):
 
     # Evaluations.
 
-    def _data_of(self, ids: Tensor) -> RowData:
-        """Return the data of some rows, which are often the same as in a call before."""
-        for known, data in self._taken:
-            if known is ids:
-                return data
-        self._taken.append((ids, self.data.take(self.data_rows[ids])))
-        return self._taken[-1][1]
+    def in_parts(
+        self, function: Callable[[Tensor, RowData], tuple[Tensor, ...]], x: Tensor, ids: Tensor
+    ) -> list[Tensor]:
+        """Return the results of a function of parameters and data, which is called with a part of the rows at a time.
+
+        On a CPU the numbers of a part stay in its caches.
+        """
+        entries = _PART_ENTRIES_ON_GPU if x.device.type == "cuda" else _PART_ENTRIES
+        rows = max(_LEAST_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
+        parts = zip(torch.split(x, rows), torch.split(self.data_rows[ids], rows), strict=True)
+        results = [function(p, self.data.take(part)) for p, part in parts]
+        return [torch.cat(columns) for columns in zip(*results, strict=True)]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
-        value = 0.5 * self.model.residuals(x, self._data_of(ids)).double().square().sum(1)
+        (value,) = self.in_parts(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
         return torch.where(x.isfinite().all(1), value, torch.nan)
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
-        r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
-        square, matrix = (r * r).sum(1), gram(columns)
+        value, g, matrix = self.in_parts(self._evaluate_part, x, ids)
         more = {
             "norms": matrix.diagonal(dim1=1, dim2=2).sqrt(),
-            "residual_norm": square.sqrt(),
+            "residual_norm": (2.0 * value).sqrt(),
             "exponents": torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
             "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
             "gauss_newton": matrix,
         }
-        return RowPoints(x, 0.5 * square, multiply(columns, r), matrix, more)
+        return RowPoints(x, value, g, matrix, more)
+
+    def _evaluate_part(self, p: Tensor, data: RowData) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the costs of some rows, their gradients and the products JᵀJ."""
+        columns = self.model.linearised(p, data).double()
+        products, n = gram(columns), p.shape[1]
+        return _value(columns[:, n]), products[:, n, :n], products[:, :n, :n]
+
+    def evaluate_trials(self, x: Tensor, ids: Tensor) -> tuple[Tensor, RowPoints]:
+        point = self.evaluate(x, ids)
+        return torch.where(x.isfinite().all(1), point.value, torch.nan), point
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
-        r, columns = (part.double() for part in self.model.linearised(x, self._data_of(ids)))
-        return multiply(columns, r)
+        return self.evaluate(x, ids).g
 
     def spectra(self, rows: Rows) -> Spectra:
         return decompose(rows.point.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
@@ -108,7 +125,7 @@ class FitProblem(RowProblem):
         return rows.point.more["complete"]
 
     def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
-        matrix = self.model.hessians(point.x, self._data_of(ids)).double()
+        (matrix,) = self.in_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
         matrix = torch.where(finite[:, None, None], matrix, point.matrix)
@@ -126,13 +143,15 @@ class FitProblem(RowProblem):
         size = torch.linalg.vector_norm(effects, dim=1)
         rounding = ROUNDING_ERRORS * self.eps * size
         tol = self.tol * weighted + torch.where(rounding.isfinite(), rounding, 0.0)
-        stationary = self._projected_norm(rows, self._scale(exponents)) <= tol
-        has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
-        exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
+        scale = self._scale(exponents)
+        stationary = self._projected_norm(rows, scale) <= tol
+        if bool(stationary.any()):
+            has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
+            exponents = torch.where(now.isfinite() & has_effect & stationary[:, None], now, exponents)
+            scale = self._scale(exponents)
         share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
         point = replace(rows.point, more=more | {"exponents": exponents})
-        scale = self._scale(exponents)
         growth = self._growth(rows, scale, before)
         return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)
 
@@ -184,6 +203,11 @@ class FitProblem(RowProblem):
         sigma = super().after_trial(rows, verdict, actual, value_rounding)
         smallest = rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
         return torch.where(verdict == rules.VERY_SUCCESSFUL, smallest, sigma)
+
+
+def _value(r: Tensor) -> Tensor:
+    """Return the costs of residuals."""
+    return 0.5 * (r * r).sum(1)
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:

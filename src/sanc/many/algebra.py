@@ -52,12 +52,30 @@ def gram(rows: Tensor) -> Tensor:
 
 def eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues and eigenvectors of many symmetric matrices."""
+    if matrices.shape[1] == 2:
+        return _eigenpairs_of_two(matrices)
     limit = _largest_batch(matrices)
     if len(matrices) <= limit:
         values, vectors = torch.linalg.eigh(matrices)
         return values, vectors
     parts = [torch.linalg.eigh(part) for part in torch.split(matrices, limit)]
     return torch.cat([values for values, _ in parts]), torch.cat([vectors for _, vectors in parts])
+
+
+def _eigenpairs_of_two(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenpairs of 2×2 matrices by one Jacobi rotation, which is several times as fast as LAPACK."""
+    first, off, last = matrices[:, 0, 0], matrices[:, 1, 0], matrices[:, 1, 1]
+    difference, twice = last - first, 2.0 * off
+    denominator = difference.abs() + torch.hypot(difference, twice)
+    tangent = torch.where(denominator > 0.0, twice / denominator, 0.0)
+    tangent = torch.where(difference < 0.0, -tangent, tangent)
+    change, cosine = tangent * off, 1.0 / torch.hypot(tangent, torch.ones_like(tangent))
+    values = torch.stack([first - change, last + change], 1)
+    sine = tangent * cosine
+    vectors = torch.stack([cosine, sine, -sine, cosine], 1).reshape(matrices.shape)
+    ascends = (values[:, 0] <= values[:, 1])[:, None]
+    values = torch.where(ascends, values, values.flip(1))
+    return values, torch.where(ascends[:, :, None], vectors, vectors.flip(2))
 
 
 def _largest_batch(matrices: Tensor) -> int:

@@ -74,19 +74,19 @@ class ManyIteration:
     def make_round(self, rows: Rows) -> None:
         """Evaluate a trial point of every row, and decide."""
         self._propose_pending(rows)
-        value = self.problem.values(rows.trial.x, rows.ids)
+        value, evaluated = self.problem.evaluate_trials(rows.trial.x, rows.ids)
         limit = rules.unbounded_decrease(rows.point.value, rows.unit_value, self.problem.eps)
         value = torch.where(rows.point.value - value > limit, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
-        accepted, rejected = self._accept_cubic_steps(rows, value)
+        accepted, rejected = self._accept_cubic_steps(rows, value, evaluated)
         if bool(was_longer.any()):
             accepted = accepted | self._accept_longer_steps(rows, value, was_longer)
         has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
         if has_escapes:
             lower, stays = self._accept_escape_steps(rows, value, was_escape)
             accepted = accepted | lower
-        rejected = rejected | self._move(rows, accepted)
+        rejected = rejected | self._move(rows, accepted, evaluated)
         if has_escapes:
             self._stay(rows, stays)
         mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
@@ -95,11 +95,11 @@ class ManyIteration:
 
     # Decisions about trial points.
 
-    def _accept_cubic_steps(self, rows: Rows, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _accept_cubic_steps(self, rows: Rows, value: Tensor, evaluated: RowPoints | None) -> tuple[Tensor, Tensor]:
         """Accept and reject cubic steps, and return which; some rows try a longer step instead."""
         is_cubic = rows.trial.mode == CUBIC
         value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
-        actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic)
+        actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic, evaluated)
         verdict = rules.classify(actual, rows.trial.predicted, value_rounding)
         sigma = self.problem.after_trial(rows, verdict, actual, value_rounding)
         accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
@@ -114,7 +114,7 @@ class ManyIteration:
             accepted = accepted & ~self._propose_longer(rows, longer)
         return accepted, rejected
 
-    def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor) -> Tensor:
+    def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor, evaluated: RowPoints | None) -> Tensor:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
         length_scale = torch.maximum(rows.unit_length, rows.x_norm)
@@ -125,7 +125,8 @@ class ManyIteration:
         if len(indices) == 0:
             return actual
         trial = rows.trial.x[indices]
-        g = self.problem.gradients(trial, rows.ids[indices]) * rows.scale[indices]
+        g = self.problem.gradients(trial, rows.ids[indices]) if evaluated is None else evaluated.g[indices]
+        g = g * rows.scale[indices]
         rows.njev = rows.njev + below_cancellation
         if rows.lower is not None and rows.upper is not None:
             g = g * Box(rows.lower[indices], rows.upper[indices]).free(trial, g)
@@ -208,8 +209,8 @@ class ManyIteration:
 
     # Moves.
 
-    def _move(self, rows: Rows, accepted: Tensor) -> Tensor:
-        """Evaluate the accepted points, and begin the next iteration there.
+    def _move(self, rows: Rows, accepted: Tensor, evaluated: RowPoints | None) -> Tensor:
+        """Begin the next iteration at the accepted points, which are evaluated unless the trial points have been.
 
         Return where a gradient is not finite, so that the cubic step is rejected.
         """
@@ -219,7 +220,10 @@ class ManyIteration:
             return rejected
         all_moved = len(indices) == len(rows)
         part = rows if all_moved else rows.take(indices)
-        new_point = self.problem.evaluate(part.accepted.trial.x, part.ids)
+        if evaluated is None:
+            new_point = self.problem.evaluate(part.accepted.trial.x, part.ids)
+        else:  # the accepted points are trial points of this round
+            new_point = evaluated if all_moved else evaluated.take(indices)
         part.njev = part.njev + 1
         finite = new_point.is_finite()
         if not bool(finite.all()):

@@ -340,12 +340,15 @@ class RowProblem:
         Whether longer steps are tried if f decreases by more than predicted.
     confidence : float
         Probability with which the bound of the smallest eigenvalue holds.
+    outputs : tuple of str
+        Names of what the run keeps of `RowPoints.more`.
     """
 
     eps: float
     default_tol: bool
     tries_longer_steps = True
     confidence = 1.0
+    outputs: tuple[str, ...] = ()
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
         """Return f of some rows, in float64."""
@@ -358,6 +361,13 @@ class RowProblem:
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         """Return points of some rows, with values, gradients and curvature."""
         raise NotImplementedError
+
+    def evaluate_trials(self, x: Tensor, ids: Tensor) -> tuple[Tensor, RowPoints | None]:
+        """Return f at trial points of some rows, and the evaluated points if that costs little more.
+
+        The latter is for problems that try no longer steps, so that a row moves to its last trial point alone.
+        """
+        return self.values(x, ids), None
 
     def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
         """Return scales and tolerances of rows at new points; `before` has the points before the last step."""

@@ -15,7 +15,7 @@ from sanc.core.runs.status import Status, asks_to_stop
 from sanc.many.iteration import ManyIteration
 from sanc.many.rows import RUNNING, WAITING, RowProblem, Rows
 
-_ROWS_ON_CPU = 8192
+_ROWS_ON_CPU = 16384
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
 _NUMBERS_ON_CPU = 2**24
 """Entries of Hessians and residuals in a batch on a CPU: 128 MB in float64, many times what its caches hold."""
@@ -194,6 +194,7 @@ class RowRun:
         if len(ended):
             results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
             results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
+            results |= {name: rows.point.more[name][ended] for name in self.problem.outputs}
             spectra = rows.spectra
             results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
             self._write(rows.ids[ended], results)
