@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 from torch import nn
 
 import sanc
@@ -126,3 +128,44 @@ def test_one_change_by_the_caller_is_kept_and_averaging_continues():
             assert opt._iteration.state.projection_countdown > 0
     assert opt._iteration.state.projection_countdown == 0 and opt._iteration.state.last_written_x is None
     assert opt.record.branch is sanc.Branch.AVERAGED and float(p[0].detach()) < before
+
+
+def smallest_in_ball(a, b, radius):
+    """Return argmin ½wᵀAw − bᵀw with ‖w‖ ≤ r, from the root of its secular equation."""
+    values, vectors = np.linalg.eigh(a)
+    b = vectors.T @ b
+
+    def excess(shift):
+        return np.linalg.norm(b / (values + shift)) - radius
+
+    shift = 0.0 if excess(0.0) <= 0.0 else brentq(excess, 0.0, np.linalg.norm(b) / radius)
+    return vectors @ (b / (values + shift))
+
+
+@pytest.mark.parametrize("style", ["loss", "gradients"])
+def test_rows_in_a_ball_reach_the_constrained_minimum(style):
+    """A metric that is not a multiple of the identity has another fixed point, unless the normal is removed."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(512, 6)) * [1.0, 0.5, 2.0, 1.0, 0.2, 1.0]
+    y = x @ draw.normal(size=(6, 3)) + 0.1 * draw.normal(size=(512, 3))
+    best = np.stack([smallest_in_ball(x.T @ x, x.T @ column, 0.7) for column in y.T])
+    torch.manual_seed(0)
+    data, targets = torch.tensor(x).float(), torch.tensor(y).float()
+    model = nn.Linear(6, 3, bias=False)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    for _ in range(300):
+        rows = torch.randint(512, (64,))
+
+        def loss(rows=rows):
+            return (model(data[rows]) - targets[rows]).square().mean()
+
+        if style == "loss":
+            opt.step(loss)
+        else:
+            opt.zero_grad()
+            loss().backward()
+            opt.step()
+        with torch.no_grad():
+            model.weight.copy_(torch.renorm(model.weight, 2, 0, 0.7))
+    lowest, reached = (np.square(x @ w.T - y).mean() for w in (best, model.weight.detach().numpy()))
+    assert reached == pytest.approx(lowest, rel=5e-3)

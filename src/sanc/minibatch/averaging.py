@@ -27,6 +27,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_ZERO
 from sanc.minibatch.metrics.base import Preconditioner
+from sanc.minibatch.projection import Normals, Shapes, tangent_for
 from sanc.minibatch.step_size import DISTANCE_DECAY
 
 _WEIGHT_POWER = 4
@@ -48,7 +49,8 @@ class StepInputs(NamedTuple):
     rates: Tensor | None = None  # factors of η, if parameters have different ones
     averaging_start: Tensor | None = None  # distance bound: x_0
     direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
-    caller_change: Tensor | None = None  # change of x by the caller after the last step, by a projection
+    entry_normals: Tensor | None = None  # `Normals` of a set onto which the caller projects x
+    slice_normals: Tensor | None = None
     average_weights: Tensor | None = None  # c of each entry, if entries have different ones
     parameters: Tensor | None = None  # the parameters, if the caller has them at y; None: they are at x
 
@@ -131,6 +133,8 @@ class AveragedStep:
         Sums over ranks that hold the other entries.
     has_values : bool
         Whether f is known, so that a step can be limited by its lower bound.
+    shapes : sequence of tuple of int
+        Shapes of the parameters; needed only for inputs with normals.
     """
 
     def __init__(
@@ -140,8 +144,10 @@ class AveragedStep:
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
         *,
         has_values: bool = True,
+        shapes: Shapes = (),
     ) -> None:
         self.preconditioner, self.averaging, self.has_values = preconditioner, averaging, has_values
+        self._shapes = shapes
         self._sum_over_ranks = sum_over_ranks
 
     def tensors(self) -> list[Tensor]:
@@ -160,10 +166,6 @@ class AveragedStep:
 
         `value` and `g` are f and ∇f at the gradient point, and the numbers for the host are `StepResults`. If f or g is
         not finite, the metric is not updated, and the iteration stays at x.
-
-        Entries with a step that `caller_change` would undo again are at a bound and stay there: the step is −η P M⁻¹P g
-        with P the projection on the other entries (two-metric projection, Bertsekas 1982). With M⁻¹g itself the
-        projected step need not be one of descent.
         """
         scalars: StepScalars[Tensor] = StepScalars(*inputs.scalars.unbind())
         norm = self._norm(g)
@@ -177,7 +179,7 @@ class AveragedStep:
         gradient_weight, eta, average_weight_cast, offset_weight, distance_weight = (
             (torch.stack(weights) * is_finite).to(g.dtype).unbind()
         )
-        g, direction = self._direction(g, gradient_weight, inputs.caller_change)
+        g, direction = self._direction(g, gradient_weight, inputs)
         dual_norm_square = torch.dot(g, direction)
         step = direction if inputs.rates is None else direction * inputs.rates
         step_factor = torch.ones_like(norm)
@@ -212,13 +214,13 @@ class AveragedStep:
         norm = torch.linalg.vector_norm(g, dtype=torch.float64)
         return norm if self._sum_over_ranks is None else self._sum_over_ranks(norm.square()).sqrt()
 
-    def _direction(self, g: Tensor, weight: Tensor, caller_change: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _direction(self, g: Tensor, weight: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Return Pg and P M⁻¹P g, after an update of M with Pg; P is the identity unless the caller projects x."""
-        if caller_change is None:
+        if inputs.entry_normals is None or inputs.slice_normals is None:
             return g, self.preconditioner.update(g, weight)
-        at_bound = caller_change * g > 0.0
-        g = torch.where(at_bound, 0.0, g)
-        return g, torch.where(at_bound, 0.0, self.preconditioner.update(g, weight))
+        tangent = tangent_for(Normals(inputs.entry_normals, inputs.slice_normals), -g, self._shapes)
+        g = tangent(g)
+        return g, tangent(self.preconditioner.update(g, weight))
 
     def _move(
         self,

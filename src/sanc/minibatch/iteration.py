@@ -390,7 +390,7 @@ class MinibatchIteration:
         state = self._update_state(peak_lr=largest_rate) if largest_rate > self.state.peak_lr else self.state
         rate, rates = updates.step_size_factors(state, self.settings.step_size, self.rates, x_tensor, oracle)
         scalars = updates.step_scalars(state, self.settings, rate, has_values=oracle.has_values)
-        offset, caller_change = updates.adapted_offset(state, x_tensor, space)
+        offset, normals = updates.adapted_offset(state, x_tensor, space, oracle.shapes)
         with_distance = updates.updates_distance(state)
         averaging_start = state.averaging_start if with_distance else None
         direction_sum = state.direction_sum if with_distance else None
@@ -401,7 +401,8 @@ class MinibatchIteration:
             rates=rates,
             averaging_start=None if averaging_start is None else space.tensor(averaging_start),
             direction_sum=None if direction_sum is None else space.tensor(direction_sum),
-            caller_change=caller_change,
+            entry_normals=None if normals is None else normals.entries,
+            slice_normals=None if normals is None else normals.slices,
             average_weights=updates.average_weights(state, self.settings, scalars.average_weight, space),
             parameters=None if self._are_at_x(oracle) else space.tensor(oracle.parameters),
         )
@@ -547,7 +548,11 @@ class MinibatchIteration:
         if is_projected not in self._cached_steps:
             assert self._preconditioner is not None
             self._cached_steps[is_projected] = AveragedStep(
-                self._preconditioner, self._averaging, oracle.space.sum_over_ranks, has_values=oracle.has_values
+                self._preconditioner,
+                self._averaging,
+                oracle.space.sum_over_ranks,
+                has_values=oracle.has_values,
+                shapes=oracle.shapes,
             )
         return self._cached_steps[is_projected]
 

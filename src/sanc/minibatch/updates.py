@@ -15,6 +15,7 @@ from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import step_size, watch
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
+from sanc.minibatch.projection import Normals, Shapes, find_normals, tangent_for
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
 from sanc.minibatch.step_size import StepSize
@@ -104,21 +105,19 @@ def _lower_bound(state: MinibatchState, settings: StepSize) -> float:
     return -math.inf if state.below_bound or state.loss_mean <= settings.lower_bound else settings.lower_bound
 
 
-def adapted_offset(state: MinibatchState, x: Tensor, space: Space) -> tuple[Tensor | None, Tensor | None]:
-    """Return z − x and, while the caller projects x, the changes that put entries back to their values before the step.
+def adapted_offset(
+    state: MinibatchState, x: Tensor, space: Space, shapes: Shapes
+) -> tuple[Tensor | None, Normals | None]:
+    """Return z − x and, while the caller projects x, the normals of the bounds at which x is.
 
-    Such an entry is at a bound, and its change points into the feasible set. An entry of the offset with the opposite
-    sign would lead out of it again, and grow from step to step: it is set to zero. Entries of which the caller has
-    changed the sign alone, as |x| does, are reflected at a bound and count as such. Other entries are kept, also those
-    that a projection has scaled.
+    A part of the offset along a normal would lead out of the set again, and grow from step to step: it is removed.
+    Other parts are kept, also where a projection has scaled x.
     """
     offset = None if state.offset is None else space.tensor(state.offset)
     if not state.projection_countdown or state.last_written_x is None or state.last_x is None:
         return offset, None
-    written = space.tensor(state.last_written_x)
-    is_at_bound = (x == space.tensor(state.last_x)) | (x == -written)
-    caller_change = torch.where(is_at_bound, x - written, 0.0)
-    return None if offset is None else torch.where(caller_change * offset < 0.0, 0.0, offset), caller_change
+    normals = find_normals(space.tensor(state.last_x), space.tensor(state.last_written_x), x, shapes)
+    return None if offset is None else tangent_for(normals, offset, shapes)(offset), normals
 
 
 def _last_weight(state: MinibatchState, settings: Minibatch) -> float:
