@@ -176,7 +176,7 @@ def diagnose(
 
 
 def _measure(network: NetworkLoss, settings: CurvatureSettings, progress: bool) -> Report:
-    """Measure gradient, curvature and steps, in this order, and return the report."""
+    """Measure gradient, curvature and steps, and return the report."""
     gradient = measure_gradient(network)
     with _printed_products(progress) as show:
         curvature = measure_curvature(network, settings, show)
