@@ -135,6 +135,11 @@ def require_not_negative(name: str, value: Any) -> None:
     require(is_number(value) and 0 <= value < math.inf, name, value, "pass a finite number ≥ 0")
 
 
+def require_fraction(name: str, value: Any, remedy: str) -> None:
+    """Require a number between 0 and 1, without its limits."""
+    require(is_number(value) and 0 < value < 1, name, value, remedy)
+
+
 def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> None:
     """Require an integer that is at least `least`; None is accepted too, unless `none` is False."""
     fits = none if value is None else is_number(value, Integral) and value >= least

@@ -50,7 +50,7 @@ class RatioTest(Piece):
         require(is_allowed, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
 
     def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
-        """Form ρ, and accept or reject the step."""
+        """Form ρ, and return the decision to accept or reject the step."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
         actual, value_rounding, note = value_at_x - trial_value, 0.0, ""
@@ -65,11 +65,9 @@ class RatioTest(Piece):
         decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
         if subspace.sigma_unconfirmed:
             decision = self._with_longer_steps(here, subspace, decision, trials)
-        return (
-            _with_next_gradient(here, decision, verdict)
-            if here.sigma_rule.interpolates and here.evaluates_next_gradient
-            else decision
-        )
+        if here.sigma_rule.interpolates and here.evaluates_next_gradient:
+            decision = _with_next_gradient(here, decision, verdict)
+        return decision
 
     def _test(
         self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0
@@ -85,8 +83,8 @@ class RatioTest(Piece):
         """Return the actual decrease to use, the rounding error of f, and a note.
 
         Added to both decreases, the rounding error makes ρ tend to 1 as the change of f tends to roundoff. But f may be
-        a sum of terms far larger than itself. If cancellation between such terms may exceed the decrease, a step that
-        halves the gradient norm of an exact objective is treated as if f had decreased by the predicted amount.
+        a sum of terms far larger than itself, and cancellation between these may exceed the decrease. A step that
+        halves the gradient norm of an exact objective then counts as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
         length_scale = max(here.units.length, here.x_norm)
@@ -99,10 +97,10 @@ class RatioTest(Piece):
         return actual, ROUNDING_ERRORS * eps * abs(value_at_x), note
 
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
-        """Try steps of smaller σ in the same subspace while f decreases by more than the model predicts.
+        """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
-        Used only if `Subspace.sigma_unconfirmed`. A longer step is accepted if it lowers f further, even if ρ < η1. Its
-        ρ sets only the branch and the next σ.
+        They have a smaller σ, and are tried only if no value of f has confirmed σ (`Subspace.sigma_unconfirmed`). A
+        longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
@@ -190,7 +188,7 @@ class AcceptAll(Piece):
     """
 
     def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
-        """Accept the trial point unless f is not finite there."""
+        """Return the decision to accept the trial point, unless f is not finite there."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
         decision = Decision(here.sigma_rule.after_failure(step.sigma), trial_value=trial_value, trials=1, step=step)
@@ -219,7 +217,7 @@ class Momentum(AcceptAll):
     momentum: float = setting(0.9, BELOW_ONE)
 
     def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
-        """Accept the cubic point or the extrapolated one."""
+        """Return the decision to accept the cubic point or the extrapolated one."""
         decision = super().__call__(here, subspace, step, trial, trials)
         if decision.point is None:
             return decision

@@ -73,7 +73,7 @@ class GradientStep(Piece):
     needs_products = False
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
-        """Step along −g."""
+        """Return the decision for a step along −g."""
         accept = backtrack if self.checked else accept_if_finite
         return accept(here, here.g * -self.lr, Branch.GRADIENT, sigma, model_proposes=model_proposes)
 
@@ -115,7 +115,7 @@ class PaperEscape(Piece):
         return here.g
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
-        """Step along ±v or −g, or stay if `choose` of a subclass returns that branch."""
+        """Return the decision for a step along ±v or −g; to stay if `choose` of a subclass returns that branch."""
         ritz_value = math.nan if subspace is None else subspace.ritz_value
         branch, step_size = self.choose(ritz_value, here.grad_norm, model_proposes=model_proposes)
         if branch is Branch.STAYED:
@@ -140,7 +140,7 @@ class CheckedEscape(Piece):
     needs_products = True
 
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision:
-        """Step downhill along v or −g, or stay."""
+        """Return the decision for a step downhill along ±v or −g; to stay if f does not decrease."""
         L1, L2, ritz_value = FALLBACK_LIPSCHITZ, FALLBACK_LIPSCHITZ, math.nan
         if subspace is not None and not math.isnan(subspace.ritz_value):
             L1, L2, ritz_value = subspace.hessian_norm or L1, 2.0 * sigma, subspace.ritz_value

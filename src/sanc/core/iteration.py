@@ -145,14 +145,27 @@ class Iteration:
         point : vector
             The next point; `x` itself if the iteration stayed.
         record : Record
+            What the iteration did.
         """
         clock, state, method = time.perf_counter(), self.state, self.method
         needs_products = method.needs_products
         oracle.begin(state.iteration, products=needs_products)
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
-        options = (self.tol, self._one_sample, self._evaluates_next_gradient, start)
-        here = Point(x, g, value, oracle.norm(g), oracle, sigma_rule, state, state.units, *options)
+        here = Point(
+            x,
+            g,
+            value,
+            oracle.norm(g),
+            oracle,
+            sigma_rule,
+            state,
+            state.units,
+            tol=self.tol,
+            one_sample=self._one_sample,
+            evaluates_next_gradient=self._evaluates_next_gradient,
+            start=start,
+        )
         progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
         dim = 0 if progress.subspace is None else progress.subspace.dim
@@ -220,9 +233,9 @@ class Iteration:
         return progress
 
     def _try_step(self, progress: _Progress, subspace: Subspace, step: CubicStep) -> tuple[_Progress, CubicStep | None]:
-        """Return the iteration after one cubic step, and the step if it was rejected, so that another σ may be tried.
+        """Return the iteration after one cubic step, and the step if it was rejected; then another σ may be tried.
 
-        A step that could not be tried is not a rejected one.
+        The second value is None if the step was accepted, or could not be tried.
         """
         here, sigma, trials = progress.here, progress.sigma, progress.trials
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
@@ -256,7 +269,7 @@ class Iteration:
         return progress, decision.step if decision.point is None else None
 
     def _stay_with_larger_sigma(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
-        """Return the iteration as it ends at x with a larger σ, since a value, gradient or product is not finite.
+        """End the iteration at x with a larger σ, since a value, gradient or product is not finite; return it.
 
         In the first iteration an error is raised instead.
         """
@@ -407,9 +420,9 @@ def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | No
 
 
 def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
-    """Check the decision of an acceptance or escape rule, and add branch and step norm if it moves without them.
+    """Check the decision of an acceptance or escape rule, and return it with a branch and a step norm.
 
-    `branch` is the one to add.
+    They are added if the decision moves without them; `branch` is the one to add.
     """
     if not isinstance(decision, Decision):
         raise ArgumentTypeError(

@@ -143,10 +143,12 @@ class KrylovModel(Piece):
     epsilon, epsilon_g : float
         ε and ε_g of the paper. The authors' program has ε = 1e-4, and ε_g = ε/4, which None means.
 
-    A subclass may override these class attributes, which are no options: `first_sigma_in_units`, the initial σ in its
-    unit if it is measured; `tries_longer_steps`, whether longer steps follow a step whose σ no value of f has
-    confirmed; and, of a `CubicModel`, `limits_newton_steps`, whether the norm of the first step is limited even if σ
-    does not determine it.
+    A subclass may override these class attributes, which are no options:
+
+    - `first_sigma_in_units`: the initial σ in its unit, if it is measured;
+    - `tries_longer_steps`: whether longer steps follow a step whose σ no value of f has confirmed;
+    - `limits_newton_steps`, of a `CubicModel`: whether the norm of the first step is limited even if σ does not
+      determine it.
     """
 
     krylov_dim: int | None = setting(5, AT_LEAST_ONE)
@@ -190,7 +192,7 @@ class KrylovModel(Piece):
             raise
 
     def build_in(self, here: Point, operator: Operator) -> KrylovSubspace:
-        """Start Lanczos at the gradient; if that is zero, at the direction given or at random."""
+        """Return the Krylov space that starts at the direction given or at the gradient; at random if that is zero."""
         start = here.start
         if start is None and here.grad_norm == 0.0:
             start = here.random_start()
@@ -357,7 +359,7 @@ class _TestSchedule(NamedTuple):
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
-    """Extend a Krylov space until the model is minimised well enough in it.
+    """Extend a Krylov space until the model is minimised well enough in it, and return it with its eigenpairs.
 
     Along negative curvature the predicted decrease is largest far from x, where the model is inaccurate. With "forcing"
     Lanczos therefore stops at the first negative curvature, close to the gradient, as truncated conjugate gradients do.
@@ -446,7 +448,8 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
 def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_unconfirmed: bool = False) -> StepLimit:
     """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
-    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. The first point determines `sigma_unconfirmed`, too.
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. After the first point `sigma_unconfirmed` is passed
+    on. At the first one σ is unconfirmed if the step norm is limited and the model tries longer steps.
     """
     units, sigma = here.units, here.state.sigma
     if units.length:

@@ -14,11 +14,11 @@ import torch
 from sanc.errors import ArgumentError, shown
 
 
-def state_error(where: str, value: object, wanted: str) -> ArgumentError:
-    """Return the error for an entry of a saved state that is not `wanted`."""
+def state_error(where: str, value: object, expected: str) -> ArgumentError:
+    """Return the error for an entry of a saved state that is not as `expected`."""
     return ArgumentError(
-        f"{where} = {shown(value)} cannot be used: expected {wanted}. Pass a state as it was saved, or an earlier one "
-        "if its file is damaged."
+        f"{where} = {shown(value)} cannot be used: expected {expected}. Pass a state as it was saved, or an earlier "
+        "one if its file is damaged."
     )
 
 
@@ -95,13 +95,13 @@ def _require_field(where: str, value: object, item: Field[Any]) -> None:
 
 def require_vector(where: str, value: object, shape: tuple[int, ...]) -> None:
     """Raise an error unless `value` is a finite array or tensor of real numbers of this shape."""
-    wanted = f"a finite array of shape {tuple(shape)}"
+    expected = f"a finite array of shape {tuple(shape)}"
     if isinstance(value, torch.Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value  # the local shard of a DTensor
         kind, is_valid = "tensor", value.is_floating_point() and bool(torch.isfinite(local).all())
     elif isinstance(value, np.ndarray):
         kind, is_valid = "array", value.dtype.kind == "f" and bool(np.isfinite(value).all())
     else:
-        raise state_error(where, value, wanted)
+        raise state_error(where, value, expected)
     if tuple(value.shape) != tuple(shape) or not is_valid:
-        raise state_error(where, f"{kind} of {value.dtype}, shape {tuple(value.shape)}", wanted)
+        raise state_error(where, f"{kind} of {value.dtype}, shape {tuple(value.shape)}", expected)

@@ -14,7 +14,7 @@ from sanc.core.spectrum.curvature import Extremes, find_extremes
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.diagnosis.dimension import Dimension, converged_pairs, measure_dimension
 from sanc.diagnosis.gradients import NetworkLoss
-from sanc.errors import NonFiniteError, SecondDerivativeError
+from sanc.errors import NonFiniteError, SecondDerivativeError, require_fraction, require_integer
 
 _CONTRADICTING_ERRORS = 10.0
 """Differences of gradients contradict a product if they differ from it by more than this many times their error."""
@@ -34,6 +34,13 @@ class CurvatureSettings:
     max_products: int | None
     seed: int
     starts: int
+
+    def __post_init__(self) -> None:
+        require_fraction("confidence", self.confidence, "pass a probability between 0 and 1")
+        require_fraction("relative_error", self.relative_error, "pass a share below 1")
+        require_integer("max_products", self.max_products, 1)
+        require_integer("starts", self.starts, 1, none=False)
+        require_integer("seed", self.seed, 0, none=False)
 
 
 @dataclass(frozen=True)

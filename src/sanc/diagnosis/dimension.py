@@ -168,9 +168,9 @@ def _standard_error_of_trace(quadrature: _Quadrature, dim: int, count: int) -> f
 def _quadrature(alpha: Floats, beta: Floats, dim: int) -> _Quadrature:
     """Return the quadrature by k Lanczos iterations, with ∫|λ| by the averaged quadrature.
 
-    The anti-Gauss rule of k nodes has β_{k−1} √2 in place of β_{k−1}, and the negative of the error of the Gauss rule
-    of k − 1 nodes for polynomials of two degrees more (Laurie 1996). So their mean is better, and their half difference
-    estimates its error. ∫λ² = ‖Hz‖² needs no quadrature.
+    The anti-Gauss rule of k nodes has β_{k−1} √2 in place of β_{k−1} (Laurie 1996). Its error is the negative of that
+    of the Gauss rule of k − 1 nodes, for polynomials of two degrees more. So their mean is better, and their half
+    difference estimates its error. ∫λ² = ‖Hz‖² needs no quadrature.
     """
     steps, second = len(alpha), float(alpha[0] ** 2 + beta[0] ** 2)
     values, weights = _gauss(alpha, beta[: steps - 1])

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -28,9 +29,7 @@ from sanc.diagnosis.steps import StepMeasurement, measure_steps
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
-    is_number,
     one_of,
-    require,
     require_bool,
     require_integer,
     require_number,
@@ -126,16 +125,9 @@ def diagnose(
     >>> report.saddle, report.parameters
     (False, 4)
     """
-    require(
-        is_number(confidence) and 0 < confidence < 1, "confidence", confidence, "pass a probability between 0 and 1"
-    )
-    require(
-        is_number(relative_error) and 0 < relative_error < 1, "relative_error", relative_error, "pass a share below 1"
-    )
-    for name, value in (("batches", batches), ("max_products", max_products), ("microbatch", microbatch)):
-        require_integer(name, value, 1)
-    require_integer("starts", starts, 1, none=False)
-    require_integer("seed", seed, 0, none=False)
+    settings = CurvatureSettings(relative_error, confidence, max_products, seed, starts)
+    require_integer("batches", batches, 1)
+    require_integer("microbatch", microbatch, 1)
     require_bool("progress", progress)
     require_number("max_time", max_time)
     one_of("hvp", hvp, HVP_MODES)
@@ -151,8 +143,7 @@ def diagnose(
         lambda: read_samples(inner, loss, data, held_out, batches=batches, microbatch=microbatch, seed=seed_here),
         "the batches",
     )
-    compared: dict[str, Any] = {"relative_error": relative_error, "confidence": confidence, "starts": starts}
-    compared |= {"seed": seed, "hvp": hvp, "lanczos": lanczos, "max_products": max_products, "max_time": max_time}
+    compared = asdict(settings) | {"hvp": hvp, "lanczos": lanczos, "max_time": max_time}
     mode.compare_model(named, compared, samples.rows)
     deadline = math.inf if max_time is None else mode.clock() + max_time
     oracle.bind(samples.data, samples.data, samples.data)
@@ -165,7 +156,6 @@ def diagnose(
         is_rough=_may_be_rough(leaves),
         time_is_up=lambda: max_time is not None and mode.clock() >= deadline,
     )
-    settings = CurvatureSettings(relative_error, confidence, max_products, seed, starts)
     with full_precision(leaves.device), torch.enable_grad(), UndoneDraws(leaves.device), _without_grads(parameters):
         try:
             return _measure(network, settings, progress and not any(mode.rank_key))
@@ -176,7 +166,7 @@ def diagnose(
 
 
 def _measure(network: NetworkLoss, settings: CurvatureSettings, progress: bool) -> Report:
-    """Measure gradient, curvature and steps, in this order, and return the report."""
+    """Measure gradient, curvature and steps, and return the report."""
     gradient = measure_gradient(network)
     with _printed_products(progress) as show:
         curvature = measure_curvature(network, settings, show)

@@ -275,11 +275,11 @@ class CapturedOracle(AutogradOracle):
                     static.copy_(new)
         self._graph, self.trained_buffers = None, trained
         self.meter.count_gradient(self.samples[0].size)
-        raw, read, *found = recording.replay()
-        self.raw_loss, *found = (tensor.clone() for tensor in (raw, *found))
-        self._loaded = found[0]
+        raw, read, *new_vectors = recording.replay()
+        self.raw_loss, *new_vectors = (tensor.clone() for tensor in (raw, *new_vectors))
+        self._loaded = new_vectors[0]
         torch.clear_autocast_cache()
-        return [read, *found]
+        return [read, *new_vectors]
 
     def _record_work(self, work: Any, inputs: Any) -> tuple[Any, Buffers | None, Recording]:
         """Record a gradient and the vector work of a step, which writes the new point into the leaves.
@@ -294,11 +294,11 @@ class CapturedOracle(AutogradOracle):
             nonlocal trained
             inner.bind(*self._inputs.samples)
             inner.begin(0, products=False)
-            read, *found = inner.work_at_gradient(work, static_inputs)
-            self.leaves.write(found[0])
+            read, *new_vectors = inner.work_at_gradient(work, static_inputs)
+            self.leaves.write(new_vectors[0])
             trained = inner.trained_buffers  # its tensors are static memory, which each replay fills
             assert inner.raw_loss is not None
-            return [inner.raw_loss, read, *found]
+            return [inner.raw_loss, read, *new_vectors]
 
         with restored(work.tensors()), Buffers() as buffers:
             try:

@@ -14,10 +14,10 @@ from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     call_problem,
-    is_number,
     one_of,
     require,
     require_bool,
+    require_fraction,
     require_integer,
     require_number,
     shown,
@@ -154,8 +154,7 @@ def argmin(
     """
     one_of("on_singular", on_singular, ON_SINGULAR)
     require_number("rtol", rtol)
-    is_probability = is_number(confidence) and 0 < confidence < 1
-    require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
+    require_fraction("confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
     require_bool("details", details)
     _check_function(fun)

@@ -2,11 +2,11 @@
 
 While the next batch confirms the decrease of a step on its own batch, a batch represents the objective. Steps are then
 those of `sanc.core.iteration`: cubic, with a ratio test and escapes along negative curvature. When batches disagree, ρ
-is dominated by batch noise, and Hessian products no longer pay for their cost. From then on
+is dominated by batch noise, and Hessian products are not worth their cost. In the averaged phase that follows
 
-* the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`),
-* σ is such that the step has the size η of `sanc.minibatch.step_size`,
-* and the parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
+* the step minimises gᵀs + (σ/3)‖s‖³_M in a metric M that is learnt from gradients (`sanc.minibatch.metrics`);
+* σ is such that the step has the size η of `sanc.minibatch.step_size`;
+* the parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
 
 If the loss stagnates, a Krylov space is built. If it has negative curvature, one step along that is made, with a ratio
 test. If the loss has risen far, the run returns to an earlier point with a smaller step size (`sanc.minibatch.watch`).
@@ -61,8 +61,8 @@ _FIRST_PROBE_STEP = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
 _FIRST_LOSS_OUTLIER_FACTOR = 100.0
-"""If the first loss is this many times the loss at the end of the second-order phase, or of one of the first averaged
-steps, the first batches may have been outliers. The losses at both points are then compared on the same batch."""
+"""The first batches may have been outliers if the first loss is this many times a later one: that at the end of the
+second-order phase, or of one of the first averaged steps. The losses at both points are then compared on one batch."""
 _OUTLIER_LOSS_FRACTION = 0.9
 """The first batches were outliers if the loss at the first point is lower than the present one by this share of it."""
 _MIN_ESCAPE_FRACTION = 0.5
@@ -210,7 +210,7 @@ class MinibatchIteration:
         return self.state
 
     def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Choose the phase from the losses of batches, and make one step of it."""
+        """Choose the phase from the losses of batches, make one step of it, and return its outcome."""
         state = self._update_state(averaged=True) if not oracle.has_values and not self.state.averaged else self.state
         oracle.begin(state.iteration, products=not state.averaged)
         if state.parameter_unit == 0.0:
@@ -230,7 +230,10 @@ class MinibatchIteration:
     # ------------------------------------------------------------------ the second-order phase
 
     def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
-        """Make an iteration of the core with the batch as the objective, and save its decrease in the state."""
+        """Make an iteration of the core with the batch as the objective, and return its point and record.
+
+        Its decrease is saved in the state, for the comparison with the next batch.
+        """
         state, second_order = self.state, self.second_order
         second_order.replace_numbers(iteration=state.iteration)
         try:
@@ -248,7 +251,10 @@ class MinibatchIteration:
         return point, record
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
-        """End the second-order phase; average from x, or from the first point if that phase fitted other batches."""
+        """End the second-order phase, and return the outcome of the first averaged iteration.
+
+        It starts at x, or at the first point of the run if the second-order phase fitted other batches.
+        """
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
         reduction = step_size.first_reduction(self.state, self.settings.step_size, value, last_step_norm, dim)
         self._update_state(averaged=True, eta_reduction=reduction)
@@ -276,12 +282,11 @@ class MinibatchIteration:
         return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """At averaged steps 200, 400, 800, …, if the loss stagnates, step along negative curvature.
+        """Return the outcome of a step along negative curvature if the loss stagnates; None: no step was made.
 
-        The mean loss of step 100 is the first that later ones are compared with.
-
+        The loss is tested at averaged steps 200, 400, 800, …; the first mean loss to compare with is that of step 100.
         Lanczos starts at a random vector. The step has to pass the ratio test, and is accepted if more than half of its
-        predicted decrease is along negative curvature. None: no step was made.
+        predicted decrease is along negative curvature.
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
@@ -302,7 +307,7 @@ class MinibatchIteration:
     # ------------------------------------------------------------------ the averaged phase
 
     def _averaged_iteration(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Make an averaged step, or return to an earlier point if the loss has risen."""
+        """Return the outcome of an averaged step, or an earlier point if the loss has risen."""
         self._expect_projections()
         outcome = self._return_if_risen(x, oracle)
         if outcome is None and self._preconditioner is None:
@@ -313,7 +318,7 @@ class MinibatchIteration:
         return outcome
 
     def _return_if_risen(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Return to an earlier point if the loss has risen and the same batch shows that the steps caused it."""
+        """Return an earlier point if the loss has risen and one batch shows that the steps caused it; else None."""
         state = self.state
         if not oracle.has_values or not watch.has_risen(state):
             return None
@@ -459,8 +464,8 @@ class MinibatchIteration:
     def _can_read_later(self, oracle: Oracle) -> bool:
         """Whether the next point does not depend on the results of the step.
 
-        It does with losses, from which the iteration may return to an earlier point, in the first steps, while the
-        caller projects x, and with a metric whose directions may not be finite.
+        It depends on them with losses, which may return the iteration to an earlier point, and in the first steps. It
+        also does while the caller projects x, and with a metric whose directions may not be finite.
         """
         assert self._preconditioner is not None
         is_projected = self.state.projection_countdown > 0 or self.state.last_written_x is not None
@@ -515,10 +520,11 @@ class MinibatchIteration:
     def _return_if_first_batches_were_outliers(
         self, x: Vector, oracle: Oracle, results: StepResults
     ) -> tuple[Vector, Record] | None:
-        """Return to the first point of the run, if its loss on this batch is far lower: the phase then fitted outliers.
+        """Return the first point of the run if its loss on this batch is far lower; otherwise None.
 
-        The losses are compared at averaged steps 0, 1, 2, 4, 8 and 16. If the first loss was that of an outlier, they
-        are compared once, and the loss need only be lower.
+        Such a loss shows that the second-order phase fitted outliers. The losses are compared at averaged steps 0, 1,
+        2, 4, 8 and 16. If the first loss was that of an outlier, they are compared once, and the loss at the first
+        point need only be lower.
         """
         state, value, first_point = self.state, results.value, self.state.first_point
         is_normal = state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
@@ -536,7 +542,7 @@ class MinibatchIteration:
         return first_point, replace(record, step_norm=oracle.space.norm(first_point - x), trials=1, note=note)
 
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
-        """Stay at x and reset metric and average after an outlier; the next gradient initialises them."""
+        """Reset metric and average after an outlier, and return x; the next gradient initialises them."""
         self._update_state(**updates.changes_by_restart())
         self._preconditioner, self._saved_tensors = None, ()
         note = "the first gradients were outliers: averaging starts again"
@@ -575,7 +581,7 @@ class MinibatchIteration:
     def _handle_nonfinite(
         self, x: Vector, oracle: Oracle, value: float, grad_norm: float, quantity: str = ""
     ) -> tuple[Vector, Record]:
-        """Stay if only this batch is not finite; return to an earlier point if the last one was not finite either.
+        """Return x if only this batch is not finite; an earlier point if the last one was not finite either.
 
         `quantity` is what is not finite; by default it follows from the value.
         """
@@ -605,7 +611,7 @@ class MinibatchIteration:
         self._update_state(eta_reduction=_ETA_REDUCTION_FACTOR * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:
-        """Return to the last safe point; the metric is not updated."""
+        """Return the last safe point, without an update of the metric; x if there is none."""
         state = self._update_state(offset=None, checksum=math.nan)
         if state.safe_point is None or state.safe_point is x:
             return x, record

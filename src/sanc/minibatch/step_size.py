@@ -50,8 +50,8 @@ _ALIGNED_FRACTION = 0.7
 _WARM_UP_PERIODS = 2
 """Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
 _CONVERGED_FRACTION = 0.01
-"""The second-order phase has converged if the loss is below this share of the first loss, and the norm of its last step
-below this share of that of an averaged step."""
+"""The second-order phase has converged if both are below this share: the loss relative to the first loss, and the norm
+of the last step relative to that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
 _DECAY_THRESHOLD = 0.1
@@ -161,8 +161,8 @@ def typical_step_norm(state: MinibatchState, settings: StepSize, dim: int) -> fl
 def first_reduction(state: MinibatchState, settings: StepSize, value: float, step_norm: float, dim: int) -> float:
     """Return the factor of η at the start of averaging.
 
-    The second-order phase has converged if it reduced the loss below 1 %, and the norm of its last step, `step_norm`,
-    is below 1 % of that of an averaged step. Averaging then starts with steps of that norm.
+    If the second-order phase has converged (`_CONVERGED_FRACTION`), averaging starts with steps of the norm of its last
+    step, `step_norm`. Otherwise the factor is that of the state.
     """
     share = step_norm / typical_step_norm(state, settings, dim)
     converged = abs(value) < _CONVERGED_FRACTION * abs(state.first_loss) and share < _CONVERGED_FRACTION

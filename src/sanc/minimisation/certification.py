@@ -8,7 +8,7 @@ from typing import Any
 from sanc.autograd.guards import runs_uncompiled
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE, Certificate, probe
-from sanc.errors import is_number, one_of, require, require_integer, require_number
+from sanc.errors import one_of, require, require_fraction, require_integer, require_number
 from sanc.minimisation.objective import build_oracle, torch_modes
 
 __all__ = ["Certificate", "certificate"]
@@ -72,8 +72,7 @@ def certificate(
     require(eps is not None, "eps", eps, "pass a positive number")
     require_number("eps", eps)
     require_number("eps_curvature", eps_curvature)
-    is_probability = is_number(confidence) and 0 < confidence < 1
-    require(is_probability, "confidence", confidence, "pass a probability between 0 and 1")
+    require_fraction("confidence", confidence, "pass a probability between 0 and 1")
     require_integer("max_products", max_products, 1)
     require_integer("seed", seed, 0, none=False)
     one_of("hvp", hvp, HVP_MODES)

@@ -75,20 +75,16 @@ def build_oracle(
         raise ArgumentTypeError(f"x0 = {shown(x0)} is a function: pass the function first, then the starting point.")
     start = checked_point(x0, name)
     unflatten = _unflattener(start)
+    derivatives = {"jac": jac, "hess": hess, "hessp": hessp}
     if isinstance(fun, Oracle):
-        _check_oracle(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
-        tensor = start.detach() if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
-        if isinstance(fun.space, NumpySpace):
-            return CachedOracle(fun), np.array(tensor.cpu().numpy(), fun.space.dtype).reshape(-1), unflatten
-        flat = tensor.to(fun.space.device, fun.space.dtype, copy=True).reshape(-1)
-        return CachedOracle(fun), flat, unflatten
+        _check_oracle(fun, start, name, args, derivatives)
+        return CachedOracle(fun), _vector_in(fun.space, start), unflatten
     if isinstance(fun, FiniteSum):
-        _check_sum_arguments(fun, start, name, args, {"jac": jac, "hess": hess, "hessp": hessp})
+        _check_sum_arguments(fun, start, name, args, derivatives)
         array = start.detach().cpu().numpy() if isinstance(start, Tensor) else start
         return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), unflatten
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
-    hess = None if isinstance(hess, str) else hess  # products are differences of gradients
     if jac is None or jac is False:
         leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
         array = None if isinstance(start, Tensor) else start
@@ -99,7 +95,16 @@ def build_oracle(
         scheme = _require_scheme("jac", jac)
         kind = SecantOracle if scheme != "cs" and len(flat) <= MAX_SECANT_VARIABLES else DifferenceOracle
         return kind(fun, start, scheme=scheme, args=args), flat, unflatten
-    return CallableOracle(fun, start, jac=jac, hess=hess, hessp=hessp, args=args), flat, unflatten
+    matrix = None if isinstance(hess, str) else hess  # products are differences of gradients
+    return CallableOracle(fun, start, jac=jac, hess=matrix, hessp=hessp, args=args), flat, unflatten
+
+
+def _vector_in(space: Any, point: Any) -> Vector:
+    """Return a new flat vector of a space with the entries of a point."""
+    tensor = point.detach() if isinstance(point, Tensor) else torch.from_numpy(np.array(point))
+    if isinstance(space, NumpySpace):
+        return np.array(tensor.cpu().numpy(), space.dtype).reshape(-1)
+    return tensor.to(space.device, space.dtype, copy=True).reshape(-1)
 
 
 def is_of_jax(fun: Any, x0: Any, args: tuple[Any, ...]) -> bool:

@@ -426,7 +426,7 @@ class Driver:
 
 @contextmanager
 def _replaced_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """Replace ``.grad`` of these parameters inside the block."""
+    """Replace ``.grad`` of these parameters inside the block, and restore it after."""
     saved_grads = [p.grad for p in parameters]
     try:
         _set_grads(parameters, grads)

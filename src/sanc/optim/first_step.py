@@ -120,14 +120,14 @@ class _ReturnedLosses:
 
         A call that computes the loss anew has other nodes. Those kept here have no activations behind them.
         """
-        graph, found = self.graph_nodes(), set()
+        graph, input_nodes = self.graph_nodes(), set()
         of_leaves = {get_gradient_edge(leaf).node for leaf in leaves.tensors} if graph else set()
         for node in graph - of_leaves:
             parents = {parent for parent, _ in node.next_functions if parent is not None}
             if parents and parents <= of_leaves:
-                found.add(node)
+                input_nodes.add(node)
         self._losses = []
-        return found
+        return input_nodes
 
 
 def _check_repeatable(value: float, second_value: float) -> None:

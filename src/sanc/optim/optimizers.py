@@ -143,12 +143,7 @@ class CubicOptimizer(Optimizer):
                 f"{shown(by_position[0])} was given by position after params: pass settings by name. If it is a "
                 "learning rate, leave it out: the method determines the step size, and lr = 1.0 is a factor on it."
             )
-        arguments = ("preset", "lr", "weight_decay", "hvp", "microbatch", "capture", "seed", "check", "process_group",
-               "compare_every")  # fmt: skip
-        for name in sorted(options.keys() & _OF_MINIMIZE.keys()):
-            problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
-            raise ArgumentError(f"{problem}: leave it out, since {_OF_MINIMIZE[name]}.")
-        method = with_krylov_limit(compose(self.method, preset, options, arguments), options)
+        method = self._compose(preset, options)
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1)
         for name, value in (("capture", capture), ("check", check)):
@@ -176,6 +171,14 @@ class CubicOptimizer(Optimizer):
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
         if largest_lr < _LR_WARNING_LIMIT or not self._driver.iteration.averages:
             self._driver.peak_lr = math.inf
+
+    def _compose(self, preset: str | Method, options: Mapping[str, Any]) -> Method:
+        """Return the method of a preset with these options; raise an error for options of `minimize`."""
+        for name in sorted(options.keys() & _OF_MINIMIZE.keys()):
+            problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
+            raise ArgumentError(f"{problem}: leave it out, since {_OF_MINIMIZE[name]}.")
+        arguments = CubicOptimizer.__init__.__kwdefaults__ or {}
+        return with_krylov_limit(compose(self.method, preset, options, arguments), options)
 
     def __getstate__(self) -> dict[str, Any]:
         self._driver.warn_of_train_mode("the optimiser was pickled or copied")

@@ -179,10 +179,10 @@ def _raise_different_parameters(ranks: Ranks, groups: Sequence[Mapping[str, Any]
     kinds = ["the number of parameters", "the number of parameter groups"]
     ranks.compare(numbers, kinds, "a comparison", _REMEDY_FOR_CALLS)
     row = torch.cat([digest(row) for row in rows]).to(ranks.device)
-    found = ranks.first_difference(row, len(rows), "a comparison")
-    if found is None:
+    difference = ranks.first_difference(row, len(rows), "a comparison")
+    if difference is None:
         return
-    index, rank = found
+    index, rank = difference
     texts = ranks.gather_texts("\n".join(f"{name} = {value}" for name, value in rows[index].items()))
     its_lines, our_lines = texts[rank].split("\n"), texts[0].split("\n")
     pairs = [(its, ours) for its, ours in zip(its_lines, our_lines, strict=True) if its != ours]
@@ -207,13 +207,13 @@ def _described(group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
 
 def _flat(numbers: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the entries of nested mappings by their paths, without times."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in numbers.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            flattened |= _flat(value, f"{prefix}{name}.")
         elif name != "seconds":
-            found[prefix + name] = value
-    return found
+            flattened[prefix + name] = value
+    return flattened
 
 
 def compare_between_steps(ranks: Ranks, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool) -> None:

@@ -210,9 +210,9 @@ class Ranks:
 
         `row` holds the same number of 64-bit integers for each name, one or more.
         """
-        found = self.first_difference(row, len(names), label)
-        if found is not None:
-            index, rank = found
+        difference = self.first_difference(row, len(names), label)
+        if difference is not None:
+            index, rank = difference
             raise RanksError(f"{names[index]} of rank {rank} differs from that of rank 0: {remedy}")
 
     def first_difference(self, row: Tensor, entries: int, label: str) -> tuple[int, int] | None:

@@ -135,18 +135,18 @@ class ShardedPreconditioner(Preconditioner):
     def _applied(self, g: Tensor, work: Callable[[Preconditioner, Tensor], Tensor]) -> Tensor:
         """Return M⁻¹g, where `work` returns it for each of the two inner preconditioners."""
         pieces = torch.split_with_sizes(g, self._sizes)
-        found: dict[int, Tensor] = {}
+        directions: dict[int, Tensor] = {}
         if self._on_shards is not None:
             shards = work(self._on_shards, torch.cat([self._like, *(pieces[index] for index in self._sharded)]))
             parts = torch.split_with_sizes(shards, [self._sizes[index] for index in self._sharded])
-            found |= dict(zip(self._sharded, parts, strict=True))
+            directions |= dict(zip(self._sharded, parts, strict=True))
         if self._assigned:
             blocks = self._exchange.to_owners([pieces[index] for index in self._assigned], self._like)
             if self._on_owned is not None:
                 whole = work(self._on_owned, torch.cat(blocks))
                 blocks = list(torch.split_with_sizes(whole, [len(block) for block in blocks]))
-            found |= dict(zip(self._assigned, self._exchange.to_shards(blocks, self._like), strict=True))
-        return torch.cat([found[index] for index in range(len(self._sizes))])
+            directions |= dict(zip(self._assigned, self._exchange.to_shards(blocks, self._like), strict=True))
+        return torch.cat([directions[index] for index in range(len(self._sizes))])
 
     @property
     def parts(self) -> int:
@@ -186,7 +186,7 @@ class ShardedPreconditioner(Preconditioner):
 
     def save(self) -> list[dict[str, Tensor]]:
         """Return the tensors of each parameter's state, sharded by rows or like the parameter."""
-        found: list[dict[str, Tensor]] = [{} for _ in self._sizes]
+        state: list[dict[str, Tensor]] = [{} for _ in self._sizes]
         if self._assigned:
             names, shapes, exchange = self._saved_layout()
             owned = dict(zip(self._owned, self._on_owned.save(), strict=True)) if self._on_owned is not None else {}
@@ -194,17 +194,17 @@ class ShardedPreconditioner(Preconditioner):
             parts = exchange.to_shards(wholes, self._like)
             for (index, name), shape, part in zip(names, shapes, parts, strict=True):
                 like = self._leaves.tensors[index]
-                found[index][name] = as_shard(part.reshape(-1, *shape[1:]), like, torch.Size(shape))
+                state[index][name] = as_shard(part.reshape(-1, *shape[1:]), like, torch.Size(shape))
         if self._on_shards is not None:
             for index, saved in zip(self._sharded, self._on_shards.save(), strict=True):
                 leaf = self._leaves.tensors[index]
                 for name, tensor in saved.items():
                     if name in self._on_shards.like_parameter:
-                        found[index][name] = as_shard(tensor.view(self._leaves.local_tensor(leaf).shape), leaf)
+                        state[index][name] = as_shard(tensor.view(self._leaves.local_tensor(leaf).shape), leaf)
                     else:  # the tensor is the same on all ranks
                         begin, end = row_range(len(tensor), self._ranks.rank, self._ranks.size)
-                        found[index][name] = as_shard(tensor[begin:end].clone(), leaf, tensor.shape)
-        return found
+                        state[index][name] = as_shard(tensor[begin:end].clone(), leaf, tensor.shape)
+        return state
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
         local_tensor = self._leaves.local_tensor

@@ -258,16 +258,16 @@ class AveragingOracle(AutogradOracle):
         """
         if self.reduced is None and not self.style:
             self.evaluate(x, sample, graph=True)  # sets the style, on which exchanges depend
-        found: list[PartMoments] = []
+        local_moments: list[PartMoments] = []
 
         def local() -> Evaluation:
-            found.append(super(AveragingOracle, self).part_moments(x, sample))
-            return [found[0].value, found[0].mean_square], found[0].gradient
+            local_moments.append(super(AveragingOracle, self).part_moments(x, sample))
+            return [local_moments[0].value, local_moments[0].mean_square], local_moments[0].gradient
 
         (value, mean_square), g = self.mean(sample, "a gradient", local)
         self.meter.gradient += self.rows_elsewhere(sample)
         assert g is not None
-        count = found[0].count
+        count = local_moments[0].count
         if self.reduced is None and not (self.style == "backward" and self.ranks.wrapped):
             received, _ = self.ranks.exchange([float(count)], "a gradient")
             count = int(sum(counts[0] for counts in received))

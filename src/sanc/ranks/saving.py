@@ -112,21 +112,21 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
     if _is_first_rank():
         _tidy(path)
     _barrier()
-    found = _checkpoints(path)
-    if not found:
+    checkpoints = _checkpoints(path)
+    if not checkpoints:
         return 0
     weights = get_model_state_dict(model)
     try:
-        state = _empty_state(FileSystemReader(found[-1]).read_metadata(), weights)
+        state = _empty_state(FileSystemReader(checkpoints[-1]).read_metadata(), weights)
         state["model"] = {
             name: torch.empty_like(held) if isinstance(held, Tensor) else held for name, held in weights.items()
         }
         with _without_group_warning():
-            load(state, checkpoint_id=found[-1])
+            load(state, checkpoint_id=checkpoints[-1])
     except (Exception, CheckpointException) as problem:
         raise ArgumentError(
-            f"folder = {str(folder)!r}: the checkpoint {found[-1].name} cannot be read ({_reason(problem)}). If its "
-            "files are damaged, delete it to continue from the one before; otherwise construct the saved model."
+            f"folder = {str(folder)!r}: the checkpoint {checkpoints[-1].name} cannot be read ({_reason(problem)}). If "
+            "its files are damaged, delete it to continue from the one before; otherwise construct the saved model."
         ) from problem
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     set_model_state_dict(model, state["model"])
@@ -213,8 +213,8 @@ def _folder(folder: str | Path) -> Path:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, the oldest first."""
-    found = {int(path.name[5:]): path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)}
-    return [found[step] for step in sorted(found)]
+    by_step = {int(path.name[5:]): path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _tidy(folder: Path) -> None:

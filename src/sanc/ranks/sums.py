@@ -77,8 +77,8 @@ class SharedSum(FiniteSum):
         def local() -> Evaluation:
             if self._local is None:
                 return [], zero
-            value, found = evaluate(self._local)
-            return [value], torch.tensor(found, device=self.ranks.device) if vector else None
+            value, derivative = evaluate(self._local)
+            return [value], torch.tensor(derivative, device=self.ranks.device) if vector else None
 
         (means, total), _ = average(self.ranks, local, label, like=zero, terms=float(self._held))
         return means[0], None if total is None else total.cpu().numpy()

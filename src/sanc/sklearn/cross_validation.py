@@ -179,14 +179,14 @@ class LogisticRegressionCV(LogisticRegression):
         lower, upper = np.log(values[[0, -1]])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # overflow at trial points, which are rejected
-            found = choose_strengths(loss, groups, lower, upper, verbose=bool(self.verbose))
+            choice = choose_strengths(loss, groups, lower, upper, verbose=bool(self.verbose))
         self._keep_trials(loss.evaluations)
-        active = (found.best.t >= upper).astype(int) - (found.best.t <= lower)
-        chosen = np.choose(active + 1, (values[0], np.exp(found.best.t), values[-1]))
+        active = (choice.best.t >= upper).astype(int) - (choice.best.t <= lower)
+        chosen = np.choose(active + 1, (values[0], np.exp(choice.best.t), values[-1]))
         self._keep_choice(chosen, active, labels)
-        self._warn_of_search(found, values, active, labels)
+        self._warn_of_search(choice, values, active, labels)
         problem = self._group_sum(X, codes, sample_weight, 1.0 / chosen[groups])
-        start = found.best.coefficients.mean(axis=0).astype(problem.dtype)
+        start = choice.best.coefficients.mean(axis=0).astype(problem.dtype)
         self._keep(problem, self._minimise(problem, start.reshape(problem.columns, -1)))
         return self
 
@@ -262,16 +262,16 @@ class LogisticRegressionCV(LogisticRegression):
         weights = row_weights(sample_weight, self.class_weight, self.classes_, codes)
         return self._plain_sum(X, codes, "l2", strengths / total_weight(weights, len(codes)), weights)
 
-    def _warn_of_search(self, found: Choice, values: Any, active: Any, labels: Any) -> None:
+    def _warn_of_search(self, choice: Choice, values: Any, active: Any, labels: Any) -> None:
         """Warn of a search that did not converge, and of limits of C that it reached."""
         report = partial(warn, category=ConvergenceWarning)
-        if found.result is None:
+        if choice.result is None:
             report(
                 f"C was chosen from {self.scores_.shape[1]} values without gradients: a fit did not converge with "
                 f"max_iter = {self.max_iter}, or its Hessian is singular. Scale the features, or raise max_iter."
             )
-        elif not found.result.success:
-            report(f"The search for C did not converge: {found.result.message} Pass a narrower range as Cs.")
+        elif not choice.result.success:
+            report(f"The search for C did not converge: {choice.result.message} Pass a narrower range as Cs.")
         if active.any():
             where = "" if labels is None else f" for groups {labels[active != 0].tolist()}"
             report(

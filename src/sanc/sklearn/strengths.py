@@ -158,45 +158,45 @@ class HeldOutLoss:
     def evaluate(self, t: Array, *, survey: bool = False) -> HeldOutEvaluation:
         """Return the fits for t, made or stored; with `survey`, fits without derivatives suffice."""
         t = np.array(t, np.float64)
-        made = next((made for made in reversed(self.evaluations) if np.array_equal(made.t, t)), None)
-        if made is None:
-            nearest = min(self.evaluations, key=lambda made: float(np.abs(made.t - t).max()), default=None)
+        evaluation = next((known for known in reversed(self.evaluations) if np.array_equal(known.t, t)), None)
+        if evaluation is None:
+            nearest = min(self.evaluations, key=lambda known: float(np.abs(known.t - t).max()), default=None)
             starts = [None if nearest is None else nearest.start(fold, t) for fold in range(self._folds)]
-            made = HeldOutEvaluation(t, [_Fit(start) for start in starts])
-            self.evaluations.append(made)
+            evaluation = HeldOutEvaluation(t, [_Fit(start) for start in starts])
+            self.evaluations.append(evaluation)
             for old in self.evaluations[:-2]:  # coefficients of all points are kept, but matrices of two
                 for fit in old.fits:
                     fit.system = None
-        elif survey or made.is_precise:
-            return made
-        for fold, fit in enumerate(made.fits):
+        elif survey or evaluation.is_precise:
+            return evaluation
+        for fold, fit in enumerate(evaluation.fits):
             self._improve(fold, t, fit, survey)
-        made.is_precise = not survey
-        return made
+        evaluation.is_precise = not survey
+        return evaluation
 
     def split(self, groups: Array) -> None:
         """Use other groups from here on, which are parts of those so far; stored points get a t for each."""
         places = [int(self._groups[np.flatnonzero(groups == group)[0]]) for group in range(int(groups.max()) + 1)]
         self._groups = groups
-        for made in self.evaluations:
-            made.t = made.t[places]
-            for fit in made.fits:
+        for evaluation in self.evaluations:
+            evaluation.t = evaluation.t[places]
+            for fit in evaluation.fits:
                 fit.changes = None
 
     def value(self, t: Array) -> float:
         """Return the mean held-out loss; infinity if a fit has no derivatives."""
-        made = self.evaluate(t)
-        return float(made.losses.mean()) if made.is_reliable else math.inf
+        evaluation = self.evaluate(t)
+        return float(evaluation.losses.mean()) if evaluation.is_reliable else math.inf
 
     def gradient(self, t: Array) -> Array:
         """Return dV/dt, the mean over the folds."""
-        made = self.evaluate(t)
-        return np.mean([self._fold_gradient(fold, made) for fold in range(self._folds)], axis=0)  # type: ignore[no-any-return]
+        evaluation = self.evaluate(t)
+        return np.mean([self._fold_gradient(fold, evaluation) for fold in range(self._folds)], axis=0)  # type: ignore[no-any-return]
 
     def hessian(self, t: Array) -> Array:
         """Return d²V/dt², the mean over the folds."""
-        made = self.evaluate(t)
-        return np.mean([self._fold_hessian(fold, made) for fold in range(self._folds)], axis=0)  # type: ignore[no-any-return]
+        evaluation = self.evaluate(t)
+        return np.mean([self._fold_hessian(fold, evaluation) for fold in range(self._folds)], axis=0)  # type: ignore[no-any-return]
 
     def _improve(self, fold: int, t: Array, fit: _Fit, survey: bool) -> None:
         """Fit one fold, to the precision that its held-out loss needs unless this is a survey.
@@ -224,12 +224,12 @@ class HeldOutLoss:
                 return
             tol = max(_MIN_TOL, min(_MAX_TOL_RATIO * tol, self._needed_tol[fold]))
 
-    def _system(self, fold: int, made: HeldOutEvaluation) -> tuple[Array, _System]:
+    def _system(self, fold: int, evaluation: HeldOutEvaluation) -> tuple[Array, _System]:
         """Return the coefficients of a fit and its linear systems, which are formed again if they were dropped."""
-        fit = made.fits[fold]
+        fit = evaluation.fits[fold]
         assert fit.w is not None
         if fit.system is None:
-            fit.system = _system(*self._build(fold, np.exp(-made.t)[self._groups]), fit.w)
+            fit.system = _system(*self._build(fold, np.exp(-evaluation.t)[self._groups]), fit.w)
         assert fit.system is not None
         return fit.w, fit.system
 
@@ -239,16 +239,16 @@ class HeldOutLoss:
         rows[self._groups, :, np.arange(problem.features)] = problem.penalty.strength[:, None]
         return rows.reshape(len(rows), -1)
 
-    def _fold_gradient(self, fold: int, made: HeldOutEvaluation) -> Array:
-        w, system = self._system(fold, made)
+    def _fold_gradient(self, fold: int, evaluation: HeldOutEvaluation) -> Array:
+        w, system = self._system(fold, evaluation)
         gradient: Array = self._strengths(system.problem) @ (w * system.adjoint)
         return gradient
 
-    def _fold_hessian(self, fold: int, made: HeldOutEvaluation) -> Array:
+    def _fold_hessian(self, fold: int, evaluation: HeldOutEvaluation) -> Array:
         """Return d²V/dt² of a fold, from H d²w = λ_g P_g dw_h + λ_h P_h dw_g − [g = h] λ_g P_g w − D³L[dw_g, dw_h]."""
-        w, system = self._system(fold, made)
+        w, system = self._system(fold, evaluation)
         v, strengths = system.adjoint, self._strengths(system.problem)
-        changes = made.fits[fold].changes = np.array([system.solve(row * w) for row in strengths])
+        changes = evaluation.fits[fold].changes = np.array([system.solve(row * w) for row in strengths])
         product = system.left_out.hessian(w)
         curvature = np.array([changes @ product(change) for change in changes])
         mixed = (strengths * v) @ changes.T
@@ -305,12 +305,12 @@ def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
     nothing_known = RitzSpace(np.zeros(0))
 
     def solution(u: Array) -> Array:
-        found = solve(
+        linear_solution = solve(
             lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, nothing_known, lower=0.0,
             rtol=_LINEAR_SYSTEM_TOLERANCE,
         )  # fmt: skip
-        is_solved = found.residual <= math.sqrt(_LINEAR_SYSTEM_TOLERANCE) * float(np.linalg.norm(u))
-        return found.v.numpy() if is_solved else np.full(len(u), math.nan)
+        is_solved = linear_solution.residual <= math.sqrt(_LINEAR_SYSTEM_TOLERANCE) * float(np.linalg.norm(u))
+        return linear_solution.v.numpy() if is_solved else np.full(len(u), math.nan)
 
     return solution
 
@@ -331,8 +331,8 @@ def choose_strengths(loss: HeldOutLoss, groups: Array, lower: float, upper: floa
 
 def _best(loss: HeldOutLoss) -> HeldOutEvaluation:
     """Return the point of the smallest loss, of the reliable ones if there are any; of equal ones, the smallest C."""
-    reliable = [made for made in loss.evaluations if made.is_reliable]
-    return min(reliable or loss.evaluations, key=lambda made: (float(made.losses.mean()), float(made.t.sum())))
+    reliable = [evaluation for evaluation in loss.evaluations if evaluation.is_reliable]
+    return min(reliable or loss.evaluations, key=lambda point: (float(point.losses.mean()), float(point.t.sum())))
 
 
 def _descend(loss: HeldOutLoss, lower: float, upper: float, verbose: bool) -> Any:

@@ -3,7 +3,7 @@
 A new metric is one file: a frozen dataclass with `memory`, `refresh`, `couples` and `create`, and a `Preconditioner`. A
 user passes it as ``SANC(params, metric=MyMetric())``; saving, resuming, recording and sharding over ranks follow from
 the protocol. M has a block for each parameter: it may couple the entries of one parameter, but not those of different
-ones, because ranks share the parameters out.
+ones, because ranks divide the parameters among them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ change more slowly, and refreshes should not cost a constant share of the time."
 _RELATIVE_EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
 _MIN_STACKED_SIDE = 32
-"""Length from which the last side of a tensor with three dimensions is no kernel of a convolution."""
+"""A tensor of three dimensions is a stack of matrices if its last two sides have at least this length; otherwise it is
+the kernel of a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class Preconditioner(ABC):
     def state(self) -> list[dict[str, Tensor]]:
         """Return for every parameter the tensors that `update` and `refresh` change in place, by name.
 
-        They have at least one dimension. The three methods below follow from it; a preconditioner whose saved tensors
-        have another layout has these three instead.
+        They have at least one dimension. `tensors`, `save` and `restore` use it. A preconditioner whose saved tensors
+        have another layout overrides these three instead.
         """
         raise ArgumentTypeError(
             f"{type(self).__name__} has no state(), so that it cannot be saved: return one dict of tensors for each "
@@ -212,8 +213,7 @@ def sizes_of(shapes: Sequence[Shape]) -> list[int]:
 def matrix_sides(shape: Shape) -> tuple[int, int] | None:
     """Return rows and columns of a parameter as a matrix, or as a stack of matrices; None if it is a vector.
 
-    A tensor of three dimensions is a stack of matrices, such as the weights of experts, if its last two sides are at
-    least `_MIN_STACKED_SIDE`; otherwise it is the kernel of a convolution.
+    A tensor of three dimensions with long sides (`_MIN_STACKED_SIDE`) is a stack, such as the weights of experts.
     """
     if len(shape) == 3 and min(shape[1:]) >= _MIN_STACKED_SIDE:
         return shape[1], shape[2]

@@ -28,7 +28,7 @@ class Diagonal(Piece):
     refresh: int = setting(50, AT_LEAST_ONE)  # ε alone is refreshed, which changes slowly
 
     def couples(self, shape: Shape) -> bool:
-        """Never: each entry has its own second moment."""
+        """Return False: each entry has its own second moment."""
         return False
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
@@ -37,6 +37,8 @@ class Diagonal(Piece):
 
 
 class _Diagonal(Preconditioner):
+    """The preconditioner: the second moments of all parameters in one vector, and one ε."""
+
     like_parameter = ("second_moment",)
     always_finite = True
 

@@ -27,7 +27,7 @@ class Identity(Piece):
     refresh: int = setting(50, AT_LEAST_ONE)  # ε follows the second moment
 
     def couples(self, shape: Shape) -> bool:
-        """Never: M is a multiple of the identity."""
+        """Return False: M is a multiple of the identity."""
         return False
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
@@ -36,6 +36,8 @@ class Identity(Piece):
 
 
 class _Identity(Preconditioner):
+    """The preconditioner: one second moment and one ε for all parameters."""
+
     always_finite = True
 
     def __init__(self, count: int, like: Tensor, reduce: RankReduction | None) -> None:

@@ -47,7 +47,7 @@ class Kronecker(Piece):
     largest_side: int = setting(1024, AT_LEAST_ONE)  # docs/results/networks.md has 256
 
     def couples(self, shape: Shape) -> bool:
-        """Whether the parameter has two sides, which are rotated."""
+        """Return whether the parameter has two sides, which are rotated."""
         return matrix_sides(shape) is not None
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
