@@ -116,7 +116,7 @@ class MappedModel:
     def _with_tangents(self, p: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         """Return the curve of one row, and its derivatives by all parameters."""
         directions = torch.eye(len(p), dtype=p.dtype, device=p.device)
-        curves, columns = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,)))(directions)
+        curves, columns = vmap(lambda direction: jvp(lambda q: self._curve(q, x), (p,), (direction,)))(directions)  # type: ignore[misc]
         return curves[0], columns
 
     def _cost(self, p: Tensor, x: Any, y: Tensor, weights: Tensor | None) -> Tensor:
