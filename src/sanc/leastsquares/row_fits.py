@@ -115,7 +115,7 @@ def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bo
     if check_finite and bool(bad.any()):
         row = int(torch.nonzero(bad)[0, 0])
         raise ArgumentError(f"ydata holds NaN or infinity, first in row {row}: pass mask=np.isfinite(ydata).")
-    weights = used.to(y.dtype)
+    weights: Tensor | None = None if mask is None else used.to(y.dtype)
     if sigma is not None:
         deviations = torch.as_tensor(np.asarray(sigma) if not isinstance(sigma, Tensor) else sigma).to(y)
         if deviations.shape not in ((), y.shape, y.shape[1:]):
@@ -142,8 +142,7 @@ def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bo
             raise ArgumentError("xdata holds NaN or infinity: leave such observations out, or pass a mask.")
         if x_dim == 0:
             x = torch.where(used, x, 1.0)
-    has_weights = sigma is not None or mask is not None
-    return RowData(x, torch.where(used, y, 0.0), weights if has_weights else None, x_dim, is_numpy)
+    return RowData(x, y if mask is None else torch.where(used, y, 0.0), weights, x_dim, is_numpy)
 
 
 def _starting_rows(p0: Any, bounds: Any, start: Callable[[Any, Any], Any], data: RowData) -> Any:
