@@ -364,6 +364,16 @@ def test_no_success_on_a_saddle_that_roundoff_hides_from_differences(scheme, tol
     assert result.success or constant >= 1e4
 
 
+@pytest.mark.parametrize(("constant", "step"), [(1e8, 1e-5), (1e8, 1e-6), (1e10, 1e-4), (1e10, 1e-3)])
+def test_no_success_where_all_differences_of_a_gradient_are_zero(constant, step):
+    """The steps of products are below those of the caller's differences. A length from f / ‖∇f‖ would be 5e7 here."""
+    f = lambda x: constant + x[0] ** 2 - x[1] ** 2 + 0.01 * x[1] ** 4
+    result = sanc.minimize(f, np.array([1.0, 0.0]), jac=forward_differences(f, step))
+    on_saddle = abs(result.x[1]) < 1.0
+    assert not (on_saddle and result.success)
+    assert not on_saddle or "subtract a constant from f" in result.message
+
+
 @pytest.mark.parametrize("scale", [1e-308, 1e-300, 1e-280, 1e100, 1e155, 1e200, 1e290])
 @pytest.mark.parametrize("n", [3, 10, 200])
 def test_the_certificate_of_a_function_whose_squares_leave_the_range(n, scale):

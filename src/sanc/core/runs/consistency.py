@@ -31,8 +31,9 @@ _ASYMMETRY_TOLERANCE = 1e-4
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
 """Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
 6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
-_SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, 1e-4, 1e-5)
-"""Steps of second differences, relative to a length: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32."""
+_SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, *(10.0**-k for k in range(4, 13)))
+"""Steps of second differences, relative to a length: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32. The length
+is far too large if a constant in f is, hence the shortest ones."""
 _SMALL_GRADIENT_STEPS = (1e-4, 1e-6)
 """Steps of the two central differences that have to agree before a small gradient is called inconsistent."""
 _MIN_DERIVATIVE_RATIO, _ROUNDOFF_MARGIN = 10.0, 100.0
