@@ -219,7 +219,12 @@ def test_a_base_class_has_the_members_that_most_subspaces_need_not_have(pieces):
         sigma: float
 
     line = Line(2.0)
-    assert (line.failure, line.sigma_unconfirmed, line.basis, line.longer_step(None, 1.0, 1)) == ("", False, None, None)
+    assert (line.failure, line.allows_longer_steps, line.basis, line.longer_step(None, 1.0, 1)) == (
+        "",
+        False,
+        None,
+        None,
+    )
     assert line.failed("a product is not finite") == Line(2.0, failure="a product is not finite")
 
 
@@ -684,7 +689,7 @@ def test_what_a_subspace_lacks_is_named(pieces):
         def build(self, here):
             return Incomplete()
 
-    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no sigma_unconfirmed, units, .*: return an object"):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no allows_longer_steps, units, .*: return an object"):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, model=Model())
 
 

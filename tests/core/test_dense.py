@@ -89,6 +89,18 @@ def test_newtons_step_is_doubled_while_f_decreases_by_more_than_predicted(rng):
     assert found.fun == pytest.approx(plain.fun, abs=1e-12)
 
 
+def test_newtons_step_is_not_doubled_by_a_model_that_tries_no_longer_steps(rng):
+    class OneStep(DenseModel):
+        tries_longer_steps = False
+
+    problem = logistic(rng, scale=4.0)
+    doubled = sanc.minimize(problem, np.zeros(6), model=MODEL)
+    found = sanc.minimize(problem, np.zeros(6), model=OneStep.of(MODEL))
+    assert max(record.trials for record in doubled.history[1:]) > 1
+    assert all(record.trials == 1 for record in found.history if record.rho > 1.0)
+    assert found.fun == pytest.approx(doubled.fun, abs=1e-12)
+
+
 def test_negative_curvature_is_followed_in_the_whole_space():
     oracle, x = Quartic(np.array([-1.0, 0.5, 2.0])), np.array([1e-3, 1.0, 1.0])
     iteration = Iteration(sanc.method_for(model=MODEL), 0)

@@ -63,7 +63,7 @@ class RatioTest(Piece):
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
             return Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step, note=note)
         decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
-        if subspace.sigma_unconfirmed:
+        if subspace.allows_longer_steps:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         if here.sigma_rule.interpolates and here.evaluates_next_gradient:
             decision = _with_next_gradient(here, decision, verdict)
@@ -99,8 +99,8 @@ class RatioTest(Piece):
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
-        They have a smaller σ, and are tried only if no value of f has confirmed σ (`Subspace.sigma_unconfirmed`). A
-        longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the branch and the next σ.
+        They have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the
+        branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)

@@ -83,7 +83,8 @@ class DenseModel(CubicModel):
     every σ. If the oracle has no matrix, the model uses the Krylov space.
 
     The second derivatives of losses such as the logistic one vanish as margins grow. Newton's step is therefore too
-    short far from the minimiser, and twice the step is tried if f decreases by more than predicted.
+    short far from the minimiser, and twice the step is tried if f decreases by more than predicted and the model
+    `tries_longer_steps`.
     """
 
     @classmethod
@@ -123,7 +124,9 @@ class DenseModel(CubicModel):
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
         krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, True)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        limit = step_limit(self, here, hessian_norm, sigma_unconfirmed=True)
+        limit = step_limit(self, here, hessian_norm)
+        if here.units.length:  # Newton's step may be too short at every point, not only where σ is the initial one
+            limit = limit._replace(allows_longer_steps=self.tries_longer_steps)
         is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
         if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None

@@ -37,7 +37,7 @@ class StepLimit(NamedTuple):
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_unconfirmed: bool = False
+    allows_longer_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class KrylovSubspace:
         Units of the first point.
     max_step_norm : float
         Limit on the step norm: σ is raised for longer steps.
-    sigma_unconfirmed : bool
-        Whether the model limits step norms and no value of f has confirmed σ: it is the initial one, or was raised to
-        limit the step norm.
+    allows_longer_steps : bool
+        Whether longer steps may be tried if f decreases by more than predicted: the model tries them and limits step
+        norms, and no value of f has confirmed σ. It is the initial one, or was raised to limit the step norm.
     step : CubicStep or None
         The cubic step for `sigma`.
     failure : str
@@ -76,7 +76,7 @@ class KrylovSubspace:
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_unconfirmed: bool = False
+    allows_longer_steps: bool = False
     step: cubic.CubicStep | None = None
     failure: str = ""
 
@@ -146,7 +146,7 @@ class KrylovModel(Piece):
     A subclass may override these class attributes, which are no options:
 
     - `first_sigma_in_units`: the initial σ in its unit, if it is measured;
-    - `tries_longer_steps`: whether longer steps follow a step whose σ no value of f has confirmed;
+    - `tries_longer_steps`: whether longer steps are tried where f decreases by more than predicted;
     - `limits_newton_steps`, of a `CubicModel`: whether the norm of the first step is limited even if σ does not
       determine it.
     """
@@ -445,15 +445,15 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
-def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_unconfirmed: bool = False) -> StepLimit:
+def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimit:
     """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
-    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. After the first point `sigma_unconfirmed` is passed
-    on. At the first one σ is unconfirmed if the step norm is limited and the model tries longer steps.
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. Longer steps are allowed at the first point only,
+    where no value of f has confirmed σ, if the step norm is limited and the model tries them.
     """
     units, sigma = here.units, here.state.sigma
     if units.length:
-        return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_unconfirmed)
+        return StepLimit(sigma, units, model.max_step_norm(here, units))
     units = here.measure_units(product_norm)
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)

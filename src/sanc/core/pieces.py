@@ -84,9 +84,9 @@ class Subspace(Protocol):
     sigma : float
         σ of the first step in it: `here.state.sigma`, unless the model raises it to limit the step
         norm, or measures it with the units.
-    sigma_unconfirmed : bool
-        Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
-        longer steps at once. A `CubicModel` with `first_radius` sets it if σ is the initial one, or was raised to limit
+    allows_longer_steps : bool
+        Whether `RatioTest` tries longer steps at once if f decreases by more than predicted. A `CubicModel` with
+        `first_radius` allows them if no value of f has confirmed `sigma`: it is the initial one, or was raised to limit
         the step norm.
     units : Units
         Units of the first point. A model may return `here.units`. At the first point these are zero; the iteration then
@@ -108,7 +108,7 @@ class Subspace(Protocol):
     @property
     def sigma(self) -> float: ...
     @property
-    def sigma_unconfirmed(self) -> bool: ...
+    def allows_longer_steps(self) -> bool: ...
     @property
     def units(self) -> Units: ...
     @property
@@ -142,12 +142,12 @@ class Subspace(Protocol):
 class BaseSubspace:
     """A base class for subspaces, with the members that most of them need not have.
 
-    It confirms σ, has no basis for steps that bounds truncate, tries no longer steps, and holds no memory of products.
+    It has no basis for steps that bounds truncate, allows no longer steps, and holds no memory of products.
     """
 
     failure: str = ""
 
-    sigma_unconfirmed = False
+    allows_longer_steps = False
     basis = None
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:

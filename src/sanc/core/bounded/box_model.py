@@ -140,9 +140,9 @@ class BoundedSubspace:
         return self.inner.sigma
 
     @property
-    def sigma_unconfirmed(self) -> bool:
-        """Whether no value of f has confirmed σ."""
-        return self.inner.sigma_unconfirmed
+    def allows_longer_steps(self) -> bool:
+        """Whether longer steps may be tried."""
+        return self.inner.allows_longer_steps
 
     @property
     def units(self) -> Units:
