@@ -287,7 +287,7 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
     Central differences of the gradient along a random direction have the steps of `differenced_derivative_ratio`. They
     contradict the product if none of them agrees with it, and two of them agree with each other.
     """
-    if not oracle.gradient_of_caller or oracle.differenced_products or oracle.hvp:
+    if not oracle.gradient_of_caller or oracle.differenced_products:
         return ""
     space, operator = oracle.space, oracle.hessian(x)
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
