@@ -12,6 +12,7 @@ from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.cubic import CubicStep
+from sanc.core.units import length_at
 from sanc.errors import is_number, require
 
 LONGER_STEP_RHO = 1.2
@@ -87,7 +88,7 @@ class RatioTest(Piece):
         halves the gradient norm of an exact objective then counts as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
-        length_scale = max(here.units.length, here.x_norm)
+        length_scale = length_at(here.units.length, here.x_norm)
         term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
         below_cancellation = is_within_cancellation(actual, step.decrease, term_size, eps)
         if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:

@@ -15,7 +15,7 @@ from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import Krylov, NonFiniteProductError, StepBasis
-from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units
+from sanc.core.units import FIRST_SIGMA, Units, step_length_at
 
 MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
@@ -280,7 +280,8 @@ class CubicModel(KrylovModel):
         """Return the limit on the step norm that `first_radius` describes."""
         if self.first_radius is None:
             return math.inf
-        return max(self.first_radius * length_scale(here, first_units), MAX_GROWTH_FACTOR * here.state.last_step_norm)
+        step_length = step_length_at(first_units.length, here.x_norm)
+        return max(self.first_radius * step_length, MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
     def limited_step(
         self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
@@ -319,11 +320,6 @@ class NoModel(Piece):
     def paper_products(self, here: Point, dim: int) -> int:
         """Return 0: there are no products."""
         return 0
-
-
-def length_scale(here: Point, first_units: Units) -> float:
-    """Return the length scale at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
-    return max(first_units.length, X_FRACTION * here.x_norm)
 
 
 class _TestSchedule(NamedTuple):
@@ -441,7 +437,7 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     """Return the tolerance on ‖∇m(s)‖ for a step of this norm; with "forcing" it is smaller for short steps."""
     if not model.uses_forcing_term:
         return tolerance
-    forcing_bound = step_norm / length_scale(here, units) * here.grad_norm
+    forcing_bound = step_norm / step_length_at(units.length, here.x_norm) * here.grad_norm
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
