@@ -82,13 +82,13 @@ class StepResults(NamedTuple):
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
     # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
     # weights c_i, this is ‖(c_i/c)(z − x)‖².
-    offset_norm_square: float
+    z_offset_norm_square: float
     checksum_before: float  # that of the parameters before the step
     checksum: float  # that of the parameters which the step returns
-    unit_step_norm: float | None = None  # distance bound: the 1-norm of s/η
-    offset_norm: float = 0.0  # distance bound: ‖z − x‖_1
+    unit_step_norm1: float | None = None  # distance bound: the 1-norm of s/η
+    offset_norm1: float = 0.0  # distance bound: ‖z − x‖_1
     inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
-    direction_sum_norm: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
+    direction_sum_norm1: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
 
 
 class HostCopy:
@@ -189,7 +189,7 @@ class AveragedStep:
             limited = self._limited(value.double() - scalars.lower_bound, eta.double() * derivative / clipping)
             step_factor = torch.where(is_finite, limited, 1.0)
         factor = step_factor.to(g.dtype)
-        new, offset_norm_square = self._move(
+        new, z_offset_norm_square = self._move(
             inputs, step, eta * factor, average_weight_cast, offset_weight, weight_factor.to(g.dtype), is_finite
         )
         before, after, new_y = inputs.x, new[0], []
@@ -197,7 +197,7 @@ class AveragedStep:
             before = inputs.parameters
             after = torch.where(is_finite, self._gradient_point(*new), before)
             new_y = [after]
-        sums = [dual_norm_square, offset_norm_square, checksum(before), checksum(after)]
+        sums = [dual_norm_square, z_offset_norm_square, checksum(before), checksum(after)]
         if inputs.averaging_start is not None and inputs.direction_sum is not None:
             offset = torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
             new_sum = torch.addcmul(DISTANCE_DECAY * inputs.direction_sum, direction, distance_weight * factor)

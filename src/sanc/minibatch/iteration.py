@@ -512,7 +512,7 @@ class MinibatchIteration:
             branch=Branch.AVERAGED,
             sigma=self._sigma(eta, dual_norm_square, eps),
             grad_norm=results.grad_norm,
-            step_norm=results.average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
+            step_norm=results.average_weight * math.sqrt(max(results.z_offset_norm_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )
