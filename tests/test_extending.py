@@ -351,8 +351,8 @@ class BareModel:
     def propose(self, here, subspace, sigma):
         return self.inner.propose(here, subspace._inner, sigma)
 
-    def paper_products(self, here, dim):
-        return self.inner.paper_products(here, dim)
+    def paper_products(self, here, products):
+        return self.inner.paper_products(here, products)
 
 
 def rosen_product(x, v):
@@ -422,7 +422,7 @@ class SecantModel:
     def propose(self, here, subspace, sigma):
         return solve_cubic(subspace.spectrum, subspace.gradient, sigma)
 
-    def paper_products(self, here, dim):
+    def paper_products(self, here, products):
         return 0
 
 
@@ -683,7 +683,7 @@ def test_what_is_no_subspace_is_named(monkeypatch):
 
 def test_what_a_subspace_lacks_is_named(pieces):
     class Incomplete:
-        sigma, dim, problem, release = 1.0, 2, "", None
+        sigma, products, problem, release = 1.0, 2, "", None
 
     class Model(pieces.FullHessianModel):
         def build(self, here):

@@ -171,15 +171,15 @@ def test_bases_of_eigenvectors_have_the_members_of_a_step_basis(rng):
     B, g = A.T @ A, rng.standard_normal(4)
     values, rows = eigenpairs(B)
     gram = JacobianMatrix(torch.from_numpy(A)).decompose(np.ones(4), None, None, 1.0)
-    gram.set_gradient(gram.coordinates(g), True)
-    for space in (EigenSpace(values, rows, rows @ g, True), gram):
+    gram.projected_gradient = gram.coordinates(g)
+    for space in (EigenSpace(values, rows, rows @ g), gram):
         assert {name for name in vars(StepBasis) if not name.startswith("_")} <= set(dir(space))
         diagonal, off_diagonal = space.tridiagonal()
         assert np.allclose(space.basis @ B @ space.basis.T, np.diag(diagonal)) and off_diagonal.tolist() == [0.0] * 3
         u = rng.standard_normal(4)
         assert np.allclose(space.combine(u)[0], u @ space.basis)
         assert np.allclose(space.combine(space.projected_gradient)[0], g)
-        assert (space.dim, space.starts_at_gradient, space.last_beta, space.residual_of(u)) == (4, True, 0.0, 0.0)
+        assert (space.products, space.last_beta, space.residual_of(u)) == (4, 0.0, 0.0)
         assert space.schur_complement == 0.0
         with pytest.raises(ValueError, match="invariant"):
             space.next_vector  # noqa: B018

@@ -81,9 +81,9 @@ class KrylovSubspace:
     failure: str = ""
 
     @property
-    def dim(self) -> int:
-        """Lanczos iterations made."""
-        return self.krylov.dim
+    def products(self) -> int:
+        """Hessian products that the basis took."""
+        return self.krylov.products
 
     @property
     def ritz_value(self) -> float:
@@ -222,14 +222,14 @@ class KrylovModel(Piece):
         """Return the cubic step within the limit, and the limit with the σ of that; None: no step is proposed."""
         return None, limit
 
-    def paper_products(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, products: int) -> int:
         """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
 
         If the stopping rule determines the dimension, the products actually computed are counted.
         """
         if self.krylov_stop == "paper" and self.krylov_dim is not None:
             return min(self.krylov_dim, here.space.dim)
-        return dim
+        return products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ class NoModel(Piece):
     def propose(self, here: Point, subspace: None, sigma: float) -> None:
         """Propose no step."""
 
-    def paper_products(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, products: int) -> int:
         """Return 0: there are no products."""
         return 0
 

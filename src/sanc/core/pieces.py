@@ -96,8 +96,8 @@ class Subspace(Protocol):
         The left-most Ritz value λ1; NaN if no Ritz pair is known.
     hessian_norm : float
         An estimate of ‖B‖; 0 if it is not known.
-    dim : int
-        Hessian products computed.
+    products : int
+        Hessian products computed; n if the Hessian is formed as a matrix.
     failure : str
         Why no step can be made; empty if steps can be made.
     basis : StepBasis or None
@@ -116,7 +116,7 @@ class Subspace(Protocol):
     @property
     def hessian_norm(self) -> float: ...
     @property
-    def dim(self) -> int: ...
+    def products(self) -> int: ...
     @property
     def failure(self) -> str: ...
     @property
@@ -192,8 +192,8 @@ class Model(Protocol):
         After a rejection `here.rejected` is the rejected step.
         """
 
-    def paper_products(self, here: Point, dim: int) -> int:
-        """Return the products to count in `paper_calls` for a subspace that took `dim` products (D4)."""
+    def paper_products(self, here: Point, products: int) -> int:
+        """Return the products to count in `paper_calls` for a subspace that took so many (D4)."""
 
 
 class Acceptance(Protocol):
