@@ -87,7 +87,7 @@ class Operator(ABC):
 
 
 class Eigenbasis(NamedTuple):
-    """The Hessian of a model and the gradient in the eigenbasis of that Hessian, in float64 on the host.
+    """The eigenpairs of the Hessian of a model, and the gradient in their basis, in float64 on the host.
 
     Attributes
     ----------

@@ -237,7 +237,7 @@ def _report(
         products=curvature.products,
         hvp=network.oracle.hvp,
         limit=limit,
-        dimension_limit="roundoff" if dimension.limited_by_roundoff else "",
+        dimension_limit="roundoff" if dimension.limited_by_product_error else "",
         density=(dimension.values, dimension.weights),
         profiles=steps.profiles,
     )

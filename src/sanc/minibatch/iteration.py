@@ -607,7 +607,7 @@ class MinibatchIteration:
         return state.nonfinite_batches > 1
 
     def _reduce_eta(self) -> None:
-        """Reduce η, until the last steps are aligned."""
+        """Halve η; it grows back when the last steps are aligned."""
         self._update_state(eta_reduction=_ETA_REDUCTION_FACTOR * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:

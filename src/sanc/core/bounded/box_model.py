@@ -254,7 +254,7 @@ class _Quadratic:
         The gradient.
     basis : ndarray
         Q and the next Lanczos vector, as rows.
-    inner : ndarray
+    coefficients : ndarray
         C: T − τI, bordered by β.
     shift : float
         τ, the curvature outside the space.
@@ -262,7 +262,7 @@ class _Quadratic:
 
     g: Floats
     basis: Floats
-    inner: Floats
+    coefficients: Floats
     shift: float
 
     @classmethod
@@ -278,12 +278,12 @@ class _Quadratic:
             rows = np.vstack([rows, _host(basis.next_vector)])
             diagonal = np.append(diagonal, max(basis.schur_complement, shift))
             off_diagonal = np.append(off_diagonal, basis.last_beta)
-        inner = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        return cls(_host(space.tensor(here.g)), rows, inner, shift)
+        coefficients = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+        return cls(_host(space.tensor(here.g)), rows, coefficients, shift)
 
     def multiply(self, v: Floats) -> Floats:
         """Return B̂v."""
-        product: Floats = self.basis.T @ (self.inner @ (self.basis @ v)) + self.shift * v
+        product: Floats = self.basis.T @ (self.coefficients @ (self.basis @ v)) + self.shift * v
         return product
 
 

@@ -41,9 +41,6 @@ class ScaledOracle(WrappedOracle):
     def numbers(self) -> dict[str, Any]:
         return self.inner.numbers() | {"exponent": self.exponent}
 
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.inner.restore({name: number for name, number in numbers.items() if name != "exponent"})
-
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
         return self.inner.is_cached(x)
 

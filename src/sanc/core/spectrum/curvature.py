@@ -341,8 +341,7 @@ def find_extremes(
             loose = [end for end in (bound, mirrored) if not end.error <= relative_error * norm]
             is_tight = not loose
             at_roundoff = all(
-                end.limited_by_roundoff or is_below_roundoff(process, end, one_sided, relative_error * norm)
-                for end in loose
+                end.cannot_improve or is_below_roundoff(process, end, one_sided, relative_error * norm) for end in loose
             )
             residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
             is_limited = at_roundoff and not is_tight and max(residuals) <= relative_error * norm
@@ -421,7 +420,7 @@ def _extend_until_decided(
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.product_scale, relative_error)
-        if must_stop or is_decided or (bound.limited_by_roundoff and is_large):
+        if must_stop or is_decided or (bound.cannot_improve and is_large):
             break
     return bound
 
