@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sanc.core.oracle import Meter
+from sanc.core.meter import Meter
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import require_exponent
 from sanc.core.runs.stall import StallMonitor
