@@ -1,7 +1,7 @@
 """One iteration of a method of the family: Algorithm 1 of the paper, with the numbers of docs/method.md.
 
 A method is a composition of pieces: a model (Krylov space and cubic steps), an acceptance rule and an escape rule. Each
-piece returns a value; the iteration alone writes the state and the record. Vectors are used only through a `Space`, and
+piece returns a value; only the iteration writes the state and the record. Vectors are used only through a `Space`, and
 the objective only through an `Oracle`. Random draws are functions of (seed, iteration, purpose), so that a resumed run
 repeats a run that was not interrupted.
 """

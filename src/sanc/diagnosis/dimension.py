@@ -66,7 +66,7 @@ class _Quadrature:
 
 
 def converged_pairs(extremes: Extremes, dim: int, *, keeps_basis: bool) -> list[int]:
-    """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; the ends alone without a basis."""
+    """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; without a basis only the ends."""
     indices = np.flatnonzero(extremes.relative_residuals <= _RITZ_PAIR_TOLERANCE)
     ends = (0, len(extremes.values) - 1)
     if not keeps_basis:

@@ -10,7 +10,7 @@ lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole 
 further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
 bounds.
 
-A subspace may have no basis: that of a user's model, or a Krylov space whose basis is not stored. Its step is then
+A subspace may have no basis: a user's model has none, or the basis of a Krylov space is not stored. Its step is then
 projected on the box, and one product gives m(s) with the Hessian as B̂. If m does not decrease, the step is the Cauchy
 point on the projected gradient.
 """
@@ -273,7 +273,7 @@ class _Quadratic:
         if len(rows) < space.dim:
             shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
         if basis.last_beta > 0.0:
-            # B is known on Q alone. With T positive definite, β²/pivot is the smallest curvature of the next vector for
+            # B is known on Q only. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.
             rows = np.vstack([rows, _host(basis.next_vector)])
             diagonal = np.append(diagonal, max(basis.schur_complement, shift))

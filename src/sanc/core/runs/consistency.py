@@ -24,7 +24,7 @@ ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
 ROUNDING_PROBES = 3
 """Random vectors of which the largest product estimates the rounding error of a gradient."""
 _SECOND_DIFFERENCE_ERRORS = 4.0
-"""Rounding errors of f in a second difference: those of two values and of twice the third."""
+"""Rounding errors of f in a second difference: one for each of two values, and two for twice the third."""
 _DERIVATIVE_TOLERANCE = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
 _ASYMMETRY_TOLERANCE = 1e-4
