@@ -32,8 +32,8 @@ _GAUSS_NEWTON_ITERATIONS = 5
 
 _PART_ENTRIES = 2**18
 """Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, as its caches hold."""
-_PART_ENTRIES_ON_GPU = 2**25
-"""The same on a GPU: 256 MB in float64, so that the arithmetic of an operator takes longer than its launch."""
+_PART_ENTRIES_ON_GPU = 2**27
+"""The same on a GPU: 1 GB in float64, so that the arithmetic of an operator takes longer than its launch."""
 _LEAST_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
 
