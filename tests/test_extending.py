@@ -219,7 +219,12 @@ def test_a_base_class_has_the_members_that_most_subspaces_need_not_have(pieces):
         sigma: float
 
     line = Line(2.0)
-    assert (line.failure, line.sigma_unconfirmed, line.basis, line.longer_step(None, 1.0, 1)) == ("", False, None, None)
+    assert (line.failure, line.allows_longer_steps, line.basis, line.longer_step(None, 1.0, 1)) == (
+        "",
+        False,
+        None,
+        None,
+    )
     assert line.failed("a product is not finite") == Line(2.0, failure="a product is not finite")
 
 
@@ -346,8 +351,8 @@ class BareModel:
     def propose(self, here, subspace, sigma):
         return self.inner.propose(here, subspace._inner, sigma)
 
-    def paper_products(self, here, dim):
-        return self.inner.paper_products(here, dim)
+    def paper_products(self, here, products):
+        return self.inner.paper_products(here, products)
 
 
 def rosen_product(x, v):
@@ -417,7 +422,7 @@ class SecantModel:
     def propose(self, here, subspace, sigma):
         return solve_cubic(subspace.spectrum, subspace.gradient, sigma)
 
-    def paper_products(self, here, dim):
+    def paper_products(self, here, products):
         return 0
 
 
@@ -678,13 +683,13 @@ def test_what_is_no_subspace_is_named(monkeypatch):
 
 def test_what_a_subspace_lacks_is_named(pieces):
     class Incomplete:
-        sigma, dim, problem, release = 1.0, 2, "", None
+        sigma, products, problem, release = 1.0, 2, "", None
 
     class Model(pieces.FullHessianModel):
         def build(self, here):
             return Incomplete()
 
-    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no sigma_unconfirmed, units, .*: return an object"):
+    with pytest.raises(sanc.ArgumentTypeError, match=r"which has no allows_longer_steps, units, .*: return an object"):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, model=Model())
 
 

@@ -89,6 +89,18 @@ def test_newtons_step_is_doubled_while_f_decreases_by_more_than_predicted(rng):
     assert found.fun == pytest.approx(plain.fun, abs=1e-12)
 
 
+def test_newtons_step_is_not_doubled_by_a_model_that_tries_no_longer_steps(rng):
+    class OneStep(DenseModel):
+        tries_longer_steps = False
+
+    problem = logistic(rng, scale=4.0)
+    doubled = sanc.minimize(problem, np.zeros(6), model=MODEL)
+    found = sanc.minimize(problem, np.zeros(6), model=OneStep.of(MODEL))
+    assert max(record.trials for record in doubled.history[1:]) > 1
+    assert all(record.trials == 1 for record in found.history if record.rho > 1.0)
+    assert found.fun == pytest.approx(doubled.fun, abs=1e-12)
+
+
 def test_negative_curvature_is_followed_in_the_whole_space():
     oracle, x = Quartic(np.array([-1.0, 0.5, 2.0])), np.array([1e-3, 1.0, 1.0])
     iteration = Iteration(sanc.method_for(model=MODEL), 0)
@@ -159,15 +171,15 @@ def test_bases_of_eigenvectors_have_the_members_of_a_step_basis(rng):
     B, g = A.T @ A, rng.standard_normal(4)
     values, rows = eigenpairs(B)
     gram = JacobianMatrix(torch.from_numpy(A)).decompose(np.ones(4), None, None, 1.0)
-    gram.set_gradient(gram.coordinates(g), True)
-    for space in (EigenSpace(values, rows, rows @ g, True), gram):
+    gram.projected_gradient = gram.coordinates(g)
+    for space in (EigenSpace(values, rows, rows @ g), gram):
         assert {name for name in vars(StepBasis) if not name.startswith("_")} <= set(dir(space))
         diagonal, off_diagonal = space.tridiagonal()
         assert np.allclose(space.basis @ B @ space.basis.T, np.diag(diagonal)) and off_diagonal.tolist() == [0.0] * 3
         u = rng.standard_normal(4)
         assert np.allclose(space.combine(u)[0], u @ space.basis)
         assert np.allclose(space.combine(space.projected_gradient)[0], g)
-        assert (space.dim, space.starts_at_gradient, space.last_beta, space.residual_of(u)) == (4, True, 0.0, 0.0)
+        assert (space.products, space.last_beta, space.residual_of(u)) == (4, 0.0, 0.0)
         assert space.schur_complement == 0.0
         with pytest.raises(ValueError, match="invariant"):
             space.next_vector  # noqa: B018

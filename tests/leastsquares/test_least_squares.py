@@ -330,7 +330,7 @@ def test_the_correction_is_that_of_the_second_derivatives():
     caller = Residuals(valley, np.array, False, valley_jacobian, ())
     oracle, x = ResidualOracle(caller, np.array([-5.0, 24.0]), Loss("linear", 1.0), 1e-8), np.array([-5.0, 24.0])
     found, basis = oracle.with_jacobian(x), oracle.eigenbasis(x)
-    krylov = EigenSpace(basis.values, basis.rows, basis.projections, True)
+    krylov = EigenSpace(basis.values, basis.rows, basis.projections)
     spectrum = cubic.Spectrum(basis.values, np.eye(2))
     step = cubic.solve(spectrum, basis.projections, 1e3)
     subspace = accelerated.AcceleratedSubspace(

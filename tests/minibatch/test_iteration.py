@@ -318,7 +318,7 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
     for _ in range(2):
         opt.step(lambda: (net(x)[:, 0] - x.prod(1)).square().mean())
     state = opt._driver.iteration.state
-    assert state.step_norm_sum == pytest.approx(state.offset_norm, rel=1e-9) and state.step_norm_sum > 0.0
+    assert state.step_norm1_sum == pytest.approx(state.offset_norm1, rel=1e-9) and state.step_norm1_sum > 0.0
 
 
 # ---------------------------------------------------------------------------------------------- noise

@@ -349,8 +349,8 @@ class Wrapped:
     def propose(self, here, subspace, sigma):
         return self.inner.propose(here, subspace, sigma)
 
-    def paper_products(self, here, dim):
-        return self.inner.paper_products(here, dim)
+    def paper_products(self, here, products):
+        return self.inner.paper_products(here, products)
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -124,6 +124,10 @@ class AutogradOracle(Oracle):
     def shapes(self) -> list[tuple[int, ...]]:
         return self.leaves.shapes
 
+    @property
+    def differenced_products(self) -> bool:
+        return self.hvp == "finite-difference"
+
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self._products = products
 

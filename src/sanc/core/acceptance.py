@@ -12,6 +12,7 @@ from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.cubic import CubicStep
+from sanc.core.units import length_at
 from sanc.errors import is_number, require
 
 LONGER_STEP_RHO = 1.2
@@ -63,7 +64,7 @@ class RatioTest(Piece):
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
             return Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step, note=note)
         decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
-        if subspace.sigma_unconfirmed:
+        if subspace.allows_longer_steps:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         if here.sigma_rule.interpolates and here.evaluates_next_gradient:
             decision = _with_next_gradient(here, decision, verdict)
@@ -87,7 +88,7 @@ class RatioTest(Piece):
         halves the gradient norm of an exact objective then counts as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
-        length_scale = max(here.units.length, here.x_norm)
+        length_scale = length_at(here.units.length, here.x_norm)
         term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
         below_cancellation = is_within_cancellation(actual, step.decrease, term_size, eps)
         if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
@@ -99,8 +100,8 @@ class RatioTest(Piece):
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
-        They have a smaller σ, and are tried only if no value of f has confirmed σ (`Subspace.sigma_unconfirmed`). A
-        longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the branch and the next σ.
+        They have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the
+        branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)

@@ -31,13 +31,13 @@ Along its null space the gradient is roundoff, and Newton's step would divide th
 class EigenSpace(DiagonalBasis):
     """The space of all eigenvectors of B, or a line that is treated as an eigenvector."""
 
-    def __init__(self, values: Floats, eigenvector_rows: Any, projections: Floats, at_gradient: bool) -> None:
-        super().__init__(values, projections, at_gradient)
+    def __init__(self, values: Floats, eigenvector_rows: Any, projections: Floats) -> None:
+        super().__init__(values, projections)
         self._eigenvector_rows = eigenvector_rows
 
     @property
-    def dim(self) -> int:
-        """Dimension of the whole space, counted as that many products."""
+    def products(self) -> int:
+        """The matrix counts as n products, also for a line."""
         return int(self._eigenvector_rows.shape[1])
 
     @property
@@ -83,7 +83,8 @@ class DenseModel(CubicModel):
     every σ. If the oracle has no matrix, the model uses the Krylov space.
 
     The second derivatives of losses such as the logistic one vanish as margins grow. Newton's step is therefore too
-    short far from the minimiser, and twice the step is tried if f decreases by more than predicted.
+    short far from the minimiser, and twice the step is tried if f decreases by more than predicted and the model
+    `tries_longer_steps`.
     """
 
     @classmethod
@@ -121,9 +122,11 @@ class DenseModel(CubicModel):
             return None
         line = step / step_norm
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
-        krylov = EigenSpace(values, _block(here.space, line[None, :]), projections, True)
+        krylov = EigenSpace(values, _block(here.space, line[None, :]), projections)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        limit = step_limit(self, here, hessian_norm, sigma_unconfirmed=True)
+        limit = step_limit(self, here, hessian_norm)
+        if here.units.length:  # Newton's step may be too short at every point, not only where σ is the initial one
+            limit = limit._replace(allows_longer_steps=self.tries_longer_steps)
         is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
         if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None
@@ -135,7 +138,7 @@ class DenseModel(CubicModel):
     ) -> KrylovSubspace:
         """Return the subspace of all eigenvectors, given the gradient in their basis, with its cubic step."""
         at_gradient = here.start is None and here.grad_norm > 0.0
-        krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections, at_gradient)
+        krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections)
         unit_product_norm = 0.0 if here.units.length else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
         limit = step_limit(self, here, unit_product_norm)

@@ -168,9 +168,9 @@ class Iteration:
         )
         progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
-        dim = 0 if progress.subspace is None else progress.subspace.dim
-        products = method.model.paper_products(here, dim) if needs_products else 0
-        oracle.count_paper_calls(1 + decision.extra_gradients, products)
+        products = 0 if progress.subspace is None else progress.subspace.products
+        paper_products = method.model.paper_products(here, products) if needs_products else 0
+        oracle.count_paper_calls(1 + decision.extra_gradients, paper_products)
         seconds = state.seconds + time.perf_counter() - clock
         self.stopping_test_holds = self._stopping_test(progress, decision)
         self.state = State(
@@ -320,7 +320,7 @@ class Iteration:
             model_decrease=math.nan if step is None else step.decrease,
             value=here.known_value if math.isnan(progress.value) else progress.value,
             trial_value=math.nan if evaluated is None else evaluated.trial_value,
-            krylov_dim=0 if subspace is None else subspace.dim,
+            krylov_dim=0 if subspace is None else subspace.products,
             trials=progress.trials + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,

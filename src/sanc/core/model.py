@@ -15,7 +15,7 @@ from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import Krylov, NonFiniteProductError, StepBasis
-from sanc.core.units import FIRST_SIGMA, X_FRACTION, Units
+from sanc.core.units import FIRST_SIGMA, Units, step_length_at
 
 MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
@@ -37,7 +37,7 @@ class StepLimit(NamedTuple):
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_unconfirmed: bool = False
+    allows_longer_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class KrylovSubspace:
         Units of the first point.
     max_step_norm : float
         Limit on the step norm: σ is raised for longer steps.
-    sigma_unconfirmed : bool
-        Whether the model limits step norms and no value of f has confirmed σ: it is the initial one, or was raised to
-        limit the step norm.
+    allows_longer_steps : bool
+        Whether longer steps may be tried if f decreases by more than predicted: the model tries them and limits step
+        norms, and no value of f has confirmed σ. It is the initial one, or was raised to limit the step norm.
     step : CubicStep or None
         The cubic step for `sigma`.
     failure : str
@@ -76,14 +76,14 @@ class KrylovSubspace:
     sigma: float
     units: Units
     max_step_norm: float = math.inf
-    sigma_unconfirmed: bool = False
+    allows_longer_steps: bool = False
     step: cubic.CubicStep | None = None
     failure: str = ""
 
     @property
-    def dim(self) -> int:
-        """Lanczos iterations made."""
-        return self.krylov.dim
+    def products(self) -> int:
+        """Hessian products that the basis took."""
+        return self.krylov.products
 
     @property
     def ritz_value(self) -> float:
@@ -146,7 +146,7 @@ class KrylovModel(Piece):
     A subclass may override these class attributes, which are no options:
 
     - `first_sigma_in_units`: the initial σ in its unit, if it is measured;
-    - `tries_longer_steps`: whether longer steps follow a step whose σ no value of f has confirmed;
+    - `tries_longer_steps`: whether longer steps are tried where f decreases by more than predicted;
     - `limits_newton_steps`, of a `CubicModel`: whether the norm of the first step is limited even if σ does not
       determine it.
     """
@@ -222,14 +222,14 @@ class KrylovModel(Piece):
         """Return the cubic step within the limit, and the limit with the σ of that; None: no step is proposed."""
         return None, limit
 
-    def paper_products(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, products: int) -> int:
         """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
 
         If the stopping rule determines the dimension, the products actually computed are counted.
         """
         if self.krylov_stop == "paper" and self.krylov_dim is not None:
             return min(self.krylov_dim, here.space.dim)
-        return dim
+        return products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,8 @@ class CubicModel(KrylovModel):
         """Return the limit on the step norm that `first_radius` describes."""
         if self.first_radius is None:
             return math.inf
-        return max(self.first_radius * length_scale(here, first_units), MAX_GROWTH_FACTOR * here.state.last_step_norm)
+        step_length = step_length_at(first_units.length, here.x_norm)
+        return max(self.first_radius * step_length, MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
     def limited_step(
         self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
@@ -316,14 +317,9 @@ class NoModel(Piece):
     def propose(self, here: Point, subspace: None, sigma: float) -> None:
         """Propose no step."""
 
-    def paper_products(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, products: int) -> int:
         """Return 0: there are no products."""
         return 0
-
-
-def length_scale(here: Point, first_units: Units) -> float:
-    """Return the length scale at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
-    return max(first_units.length, X_FRACTION * here.x_norm)
 
 
 class _TestSchedule(NamedTuple):
@@ -441,19 +437,19 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     """Return the tolerance on ‖∇m(s)‖ for a step of this norm; with "forcing" it is smaller for short steps."""
     if not model.uses_forcing_term:
         return tolerance
-    forcing_bound = step_norm / length_scale(here, units) * here.grad_norm
+    forcing_bound = step_norm / step_length_at(units.length, here.x_norm) * here.grad_norm
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
-def step_limit(model: KrylovModel, here: Point, product_norm: float, sigma_unconfirmed: bool = False) -> StepLimit:
+def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimit:
     """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
-    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. After the first point `sigma_unconfirmed` is passed
-    on. At the first one σ is unconfirmed if the step norm is limited and the model tries longer steps.
+    `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. Longer steps are allowed at the first point only,
+    where no value of f has confirmed σ, if the step norm is limited and the model tries them.
     """
     units, sigma = here.units, here.state.sigma
     if units.length:
-        return StepLimit(sigma, units, model.max_step_norm(here, units), sigma_unconfirmed)
+        return StepLimit(sigma, units, model.max_step_norm(here, units))
     units = here.measure_units(product_norm)
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)

@@ -125,8 +125,6 @@ class Oracle(ABC):
         Whether its gradient is a function of the caller, which may be inconsistent with f.
     differenced_gradient : bool
         Whether its gradient is a difference of values, with a truncation error.
-    differenced_products : bool
-        Whether its Hessian products are differences of gradients.
     convex : bool
         Whether f is known to be convex.
     has_matrix : bool
@@ -148,7 +146,6 @@ class Oracle(ABC):
     parameters: Any = None
     gradient_of_caller: bool = False
     differenced_gradient: bool = False
-    differenced_products: bool = False
     convex: bool = False
     has_matrix: bool = False
     box: Any = None
@@ -180,6 +177,11 @@ class Oracle(ABC):
     def shapes(self) -> Sequence[tuple[int, ...]]:
         """The shapes of the tensors that a vector is made of, in their order."""
         return [(self.space.dim,)]
+
+    @property
+    def differenced_products(self) -> bool:
+        """Whether its Hessian products are differences of gradients."""
+        return False
 
     def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
         """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
@@ -285,8 +287,7 @@ class WrappedOracle(Oracle):
     def __init__(self, inner: Oracle, space: Space) -> None:
         self.inner, self.space = inner, space
         self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
-        self.gradient_of_caller, self.differenced_products = inner.gradient_of_caller, inner.differenced_products
-        self.differenced_gradient = inner.differenced_gradient
+        self.gradient_of_caller, self.differenced_gradient = inner.gradient_of_caller, inner.differenced_gradient
         self.convex = inner.convex
 
     @property
@@ -301,6 +302,10 @@ class WrappedOracle(Oracle):
     @property
     def sizes(self) -> tuple[int, int, int]:
         return self.inner.sizes
+
+    @property
+    def differenced_products(self) -> bool:
+        return self.inner.differenced_products
 
     def begin(self, iteration: int, *, products: bool = True) -> None:
         self.inner.begin(iteration, products=products)

@@ -84,9 +84,9 @@ class Subspace(Protocol):
     sigma : float
         σ of the first step in it: `here.state.sigma`, unless the model raises it to limit the step
         norm, or measures it with the units.
-    sigma_unconfirmed : bool
-        Whether no value of f has confirmed `sigma`. If f then decreases by more than predicted, `RatioTest` tries
-        longer steps at once. A `CubicModel` with `first_radius` sets it if σ is the initial one, or was raised to limit
+    allows_longer_steps : bool
+        Whether `RatioTest` tries longer steps at once if f decreases by more than predicted. A `CubicModel` with
+        `first_radius` allows them if no value of f has confirmed `sigma`: it is the initial one, or was raised to limit
         the step norm.
     units : Units
         Units of the first point. A model may return `here.units`. At the first point these are zero; the iteration then
@@ -96,8 +96,8 @@ class Subspace(Protocol):
         The left-most Ritz value λ1; NaN if no Ritz pair is known.
     hessian_norm : float
         An estimate of ‖B‖; 0 if it is not known.
-    dim : int
-        Hessian products computed.
+    products : int
+        Hessian products computed; n if the Hessian is formed as a matrix.
     failure : str
         Why no step can be made; empty if steps can be made.
     basis : StepBasis or None
@@ -108,7 +108,7 @@ class Subspace(Protocol):
     @property
     def sigma(self) -> float: ...
     @property
-    def sigma_unconfirmed(self) -> bool: ...
+    def allows_longer_steps(self) -> bool: ...
     @property
     def units(self) -> Units: ...
     @property
@@ -116,7 +116,7 @@ class Subspace(Protocol):
     @property
     def hessian_norm(self) -> float: ...
     @property
-    def dim(self) -> int: ...
+    def products(self) -> int: ...
     @property
     def failure(self) -> str: ...
     @property
@@ -142,12 +142,12 @@ class Subspace(Protocol):
 class BaseSubspace:
     """A base class for subspaces, with the members that most of them need not have.
 
-    It confirms σ, has no basis for steps that bounds truncate, tries no longer steps, and holds no memory of products.
+    It has no basis for steps that bounds truncate, allows no longer steps, and holds no memory of products.
     """
 
     failure: str = ""
 
-    sigma_unconfirmed = False
+    allows_longer_steps = False
     basis = None
 
     def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
@@ -192,8 +192,8 @@ class Model(Protocol):
         After a rejection `here.rejected` is the rejected step.
         """
 
-    def paper_products(self, here: Point, dim: int) -> int:
-        """Return the products to count in `paper_calls` for a subspace that took `dim` products (D4)."""
+    def paper_products(self, here: Point, products: int) -> int:
+        """Return the products to count in `paper_calls` for a subspace that took so many (D4)."""
 
 
 class Acceptance(Protocol):

@@ -108,7 +108,7 @@ class Record:
     trial_value : float
         f at the last trial point, on the sample of ρ.
     krylov_dim : int
-        Dimension of the Krylov space.
+        Dimension of the Krylov space; n if the model has the Hessian as a matrix.
     trials : int
         Trial points at which f was evaluated.
     calls : Calls

@@ -31,7 +31,7 @@ class Units:
     Attributes
     ----------
     length : float
-        The length scale.
+        The length scale ℓ₀ of the first point.
     cubic : float
         The unit of σ, which is f/x³.
     """
@@ -43,6 +43,16 @@ class Units:
     def value(self) -> float:
         """The unit of f: the change of f over the length scale."""
         return self.cubic * self.length * self.length * self.length
+
+
+def length_at(first_length: float, x_norm: float) -> float:
+    """Return the length scale at x: max(ℓ₀, ‖x‖), with the length scale ℓ₀ of the first point."""
+    return max(first_length, x_norm)
+
+
+def step_length_at(first_length: float, x_norm: float) -> float:
+    """Return the length scale of steps at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
+    return max(first_length, X_FRACTION * x_norm)
 
 
 def measure_units(value: float, grad_norm: float, product_norm: float, x_norm: float) -> Units:

@@ -138,7 +138,7 @@ def _differences_contradict(network: NetworkLoss, extremes: Extremes, seed: int)
     Otherwise the asymmetry is roundoff, as where a network fits all rows and its Hessian is almost zero.
     """
     oracle = network.oracle
-    if oracle.hvp == "finite-difference":
+    if oracle.differenced_products:
         return False
     space, differences = oracle.space, FiniteDifference(oracle, network.x, network.data)
     v = space.normal(np.random.default_rng(seed))

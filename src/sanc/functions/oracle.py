@@ -41,7 +41,6 @@ class CallableOracle(Oracle):
         args: tuple[Any, ...] = (),
     ) -> None:
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
-        self.differenced_products = hess is None and hessp is None
         self.shape = x0.shape
         self._is_flat = len(self.shape) == 1
         self.meter = Meter()
@@ -54,6 +53,10 @@ class CallableOracle(Oracle):
         self._values: RecentCache[float] = RecentCache()
         self._gradients: RecentCache[Vector] = RecentCache(1)
         self._scale = 0.0  # largest root mean square of x at the points of products by differences
+
+    @property
+    def differenced_products(self) -> bool:
+        return self.hess is None and self.hessp is None
 
     def as_vector(self, returned: Any, name: str) -> Vector:
         """Copy the value that the callable `name` returned into a new flat vector."""
@@ -199,7 +202,7 @@ class CallableOperator(Operator):
         return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)
 
     def error(self, v: Vector, product: Vector) -> float:
-        if self.oracle.hessp is not None or self.oracle.hess is not None:
+        if not self.oracle.differenced_products:
             return 0.0
         return self.estimated_error(v, self.difference(v, 2.0), product)
 

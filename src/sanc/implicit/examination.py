@@ -211,7 +211,7 @@ def solve_with(
         operator, u, space, curvature.known, lower=lower, rtol=rtol, max_products=max_products, change=change
     )
     norm_v = space.norm(solution.v)
-    if oracle.full_oracle.hvp != "finite-difference" or not (norm_v > 0.0 and lower > 0.0):
+    if not oracle.differenced_products or not (norm_v > 0.0 and lower > 0.0):
         return solution
     difference_error = operator.error(solution.v, operator(solution.v))
     return replace(solution, error=solution.error + difference_error / (lower * norm_v))

@@ -83,9 +83,9 @@ class DifferentiableMinimum:
         return self._oracle.space
 
     @property
-    def hvp(self) -> str:
-        """How torch computes Hessian products."""
-        return self._inner.hvp
+    def differenced_products(self) -> bool:
+        """Whether Hessian products are differences of gradients."""
+        return self._inner.differenced_products
 
     def _compress(self, v: Tensor) -> Any:
         """Return the free entries of a vector."""

@@ -106,7 +106,7 @@ class ImplicitProblem:
 
     def _check_parameters(self, minimum: DifferentiableMinimum, theta: tuple[Tensor, ...]) -> None:
         """Raise or warn if f reads a differentiated parameter without its graph."""
-        if minimum.hvp == "finite-difference":
+        if minimum.differenced_products:
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
         products = MixedProducts(self.value, minimum.x, theta, self._chosen)
@@ -260,7 +260,7 @@ class ImplicitProblem:
 
     @property
     def _has_differenced_products(self) -> bool:
-        return any(minimum.hvp == "finite-difference" for minimum in self._minima)
+        return any(minimum.differenced_products for minimum in self._minima)
 
     def require_exact_products(self) -> None:
         """Raise an error if Hessian products are differences: further derivatives need the exact ones."""

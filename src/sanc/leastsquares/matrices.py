@@ -91,13 +91,9 @@ class GramSpace(DiagonalBasis):
     """
 
     def __init__(self, columns: Tensor, values: Tensor, vectors: Tensor, is_wide: bool) -> None:
-        super().__init__(_array(values), np.zeros(len(values)), starts_at_gradient=False)
+        super().__init__(_array(values), np.zeros(len(values)))
         self._columns, self._vectors, self._is_wide = columns, vectors, is_wide
         self._singular = values.sqrt().clamp(min=torch.finfo(values.dtype).tiny)
-
-    def set_gradient(self, projections: Floats, at_gradient: bool) -> None:
-        """Set the gradient in the eigenbasis, and whether the model has it as its linear term."""
-        self.projected_gradient, self.starts_at_gradient = projections, at_gradient
 
     @property
     def basis(self) -> Any:

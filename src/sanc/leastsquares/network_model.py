@@ -67,7 +67,7 @@ class NetworkModel(JacobianModel):
             return CubicModel.build(self, here)
         weights = evaluation.model_weights()
         krylov = jacobian.decompose(oracle.scale, free_indices, weights, scale_of_f)
-        krylov.set_gradient(*_gradient(here, evaluation, krylov, weights, scale_of_f))
+        krylov.projected_gradient = _gradient(here, evaluation, krylov, weights, scale_of_f)
         values, projections = krylov.values, krylov.projected_gradient
         spectrum = cubic.Spectrum(values, np.eye(len(values)))
         corrected: dict[str, Any] = {
@@ -85,12 +85,13 @@ class NetworkModel(JacobianModel):
 
 def _gradient(
     here: Point, evaluation: ResidualEvaluation, krylov: GramSpace, weights: Floats | None, scale_of_f: float
-) -> tuple[Floats, bool]:
-    """Return the gradient in the eigenbasis, and whether it is the start of the space."""
+) -> Floats:
+    """Return the gradient in the eigenbasis."""
+    projections: Floats
     if weights is None:
         projections = scale_of_f**0.5 * krylov.project(evaluation.r)
     else:  # rows of weight 0 have a gradient, too
         projections = krylov.coordinates(np.asarray(here.g))
     if not np.isfinite(projections).all():
         raise NonFiniteProductError("the gradient is not finite")
-    return projections, here.start is None and here.grad_norm > 0.0
+    return projections

@@ -147,7 +147,6 @@ class ResidualOracle(CallableOracle):
         self.residuals, self.loss, self.tol = residuals, loss, tol
         self.noise = residuals.noise(self.space.eps)
         self.gradient_of_caller = callable(residuals.jac)
-        self.differenced_products = not residuals.is_automatic
         if residuals.is_automatic:
             self.hessp = self._whole_product
             self.hvp = "double-backward"

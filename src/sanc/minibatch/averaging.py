@@ -69,7 +69,7 @@ class StepScalars(NamedTuple, Generic[Number]):
 
 
 class StepResults(NamedTuple):
-    """The numbers that the host reads after the step, in the order in which `AveragedStep` returns them.
+    """The numbers that the host reads after the step, in the order of `StepOutputs.numbers`.
 
     Those for the distance bound are there only if the step updated it.
     """
@@ -82,13 +82,37 @@ class StepResults(NamedTuple):
     dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
     # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
     # weights c_i, this is ‖(c_i/c)(z − x)‖².
-    offset_norm_square: float
+    z_offset_norm_square: float
     checksum_before: float  # that of the parameters before the step
     checksum: float  # that of the parameters which the step returns
-    unit_step_norm: float | None = None  # distance bound: the 1-norm of s/η
-    offset_norm: float = 0.0  # distance bound: ‖z − x‖_1
+    unit_step_norm1: float | None = None  # distance bound: the 1-norm of s/η
+    offset_norm1: float = 0.0  # distance bound: ‖z − x‖_1
     inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
-    direction_sum_norm: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
+    direction_sum_norm1: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
+
+
+class StepOutputs(NamedTuple):
+    """The tensors that `AveragedStep` computes; None: the inputs do not require it.
+
+    A recording has them as a list, without those that are None.
+    """
+
+    numbers: Tensor  # `StepResults`
+    x: Tensor  # the new x
+    offset: Tensor  # z − x
+    direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
+    gradient_point: Tensor | None = None  # y for the new x, if the caller has the parameters there
+
+    def flatten(self) -> list[Tensor]:
+        """Return the tensors that are not None, in their order."""
+        return [tensor for tensor in self if tensor is not None]
+
+    @classmethod
+    def from_tensors(cls, tensors: Sequence[Tensor], inputs: StepInputs) -> StepOutputs:
+        """Return the outputs for these inputs from the list that `flatten` returned."""
+        numbers, x, offset, *more = tensors
+        gradient_point = None if inputs.parameters is None else more.pop()
+        return cls(numbers, x, offset, more[0] if more else None, gradient_point)
 
 
 class HostCopy:
@@ -162,10 +186,9 @@ class AveragedStep:
         return torch.add(x, offset, alpha=1.0 - self.averaging)
 
     def __call__(self, value: Tensor, g: Tensor, inputs: StepInputs) -> list[Tensor]:
-        """Return the numbers for the host, the new x and offset, and the new direction sum and y if they are inputs.
+        """Return `StepOutputs` as a list, given f and ∇f at the gradient point.
 
-        `value` and `g` are f and ∇f at the gradient point, and the numbers for the host are `StepResults`. If f or g is
-        not finite, the metric is not updated, and the iteration stays at x.
+        If f or ∇f is not finite, the metric is not updated, and the iteration stays at x.
         """
         scalars: StepScalars[Tensor] = StepScalars(*inputs.scalars.unbind())
         norm = self._norm(g)
@@ -189,25 +212,19 @@ class AveragedStep:
             limited = self._limited(value.double() - scalars.lower_bound, eta.double() * derivative / clipping)
             step_factor = torch.where(is_finite, limited, 1.0)
         factor = step_factor.to(g.dtype)
-        new, offset_norm_square = self._move(
+        new_x, new_offset, z_offset_norm_square = self._move(
             inputs, step, eta * factor, average_weight_cast, offset_weight, weight_factor.to(g.dtype), is_finite
         )
-        before, after, new_y = inputs.x, new[0], []
+        before, after, new_y = inputs.x, new_x, None
         if inputs.parameters is not None:
             before = inputs.parameters
-            after = torch.where(is_finite, self._gradient_point(*new), before)
-            new_y = [after]
-        sums = [dual_norm_square, offset_norm_square, checksum(before), checksum(after)]
-        if inputs.averaging_start is not None and inputs.direction_sum is not None:
-            offset = torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
-            new_sum = torch.addcmul(DISTANCE_DECAY * inputs.direction_sum, direction, distance_weight * factor)
-            inner_product = torch.dot(direction, inputs.averaging_start - inputs.x - offset)
-            sums += [factor * step.abs().sum(), new[1].abs().sum(), factor * inner_product, new_sum.abs().sum()]
-            new.append(new_sum)
-        totals = torch.stack([part.double() for part in sums])
+            after = new_y = torch.where(is_finite, self._gradient_point(new_x, new_offset), before)
+        sums = [dual_norm_square, z_offset_norm_square, checksum(before), checksum(after)]
+        new_sum, distance_sums = self._update_distance(inputs, direction, step, new_offset, factor, distance_weight)
+        totals = torch.stack([part.double() for part in sums + distance_sums])
         totals = totals if self._sum_over_ranks is None else self._sum_over_ranks(totals)
         numbers = torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals])
-        return [numbers, *new, *new_y]
+        return StepOutputs(numbers, new_x, new_offset, new_sum, new_y).flatten()
 
     def _norm(self, g: Tensor) -> Tensor:
         """Return ‖g‖ in float64."""
@@ -231,7 +248,7 @@ class AveragedStep:
         offset_weight: Tensor,
         weight_factor: Tensor,
         is_finite: Tensor,
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the new x and z − x, and the squared norm of the step on x, over c."""
         x, offset = inputs.x, torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
         z_offset = torch.addcmul(offset, step, eta, value=-1.0)  # z − x, with the new z and the old x
@@ -242,7 +259,25 @@ class AveragedStep:
             average_weight, offset_weight = average_weights * is_finite, offset_weights * is_finite
         new_x = torch.addcmul(x, z_offset, average_weight)
         new_offset = torch.addcmul(z_offset, z_offset, offset_weight, value=-1.0)
-        return [new_x, new_offset], torch.dot(weighted_offset, weighted_offset)
+        return new_x, new_offset, torch.dot(weighted_offset, weighted_offset)
+
+    def _update_distance(
+        self,
+        inputs: StepInputs,
+        direction: Tensor,
+        step: Tensor,
+        new_offset: Tensor,
+        factor: Tensor,
+        distance_weight: Tensor,
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the new Σ λ_i p_i and the last four numbers of `StepResults`; none if the inputs have no such sum."""
+        if inputs.averaging_start is None or inputs.direction_sum is None:
+            return None, []
+        offset = torch.zeros_like(inputs.x) if inputs.offset is None else inputs.offset
+        new_sum = torch.addcmul(DISTANCE_DECAY * inputs.direction_sum, direction, distance_weight * factor)
+        inner_product = torch.dot(direction, inputs.averaging_start - inputs.x - offset)
+        norms = factor * step.abs().sum(), new_offset.abs().sum()
+        return new_sum, [*norms, factor * inner_product, new_sum.abs().sum()]
 
     def _weights(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights a and b in x ← x + a (z − x) and z − x ← (1 − b)(z − x), for c and a factor of its weight.
@@ -281,10 +316,10 @@ class WorkingOracle(Protocol):
         ...
 
 
-def work_at_gradient(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
+def work_at_gradient(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> StepOutputs:
     """Evaluate the gradient at the point that `work` requires, and do the work."""
     if isinstance(oracle, WorkingOracle) and inputs.offset is not None:
-        return oracle.work_at_gradient(work, inputs)
+        return StepOutputs.from_tensors(oracle.work_at_gradient(work, inputs), inputs)
     value, g = oracle.gradient(oracle.space.vector(work.gradient_point(inputs)))
     value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, inputs.x.device)[0]
-    return list(work(value_tensor, oracle.space.tensor(g), inputs))
+    return StepOutputs.from_tensors(work(value_tensor, oracle.space.tensor(g), inputs), inputs)

@@ -38,6 +38,7 @@ from sanc.minibatch.averaging import (
     AveragedStep,
     HostCopy,
     StepInputs,
+    StepOutputs,
     StepResults,
     StepScalars,
     checksum,
@@ -103,14 +104,13 @@ class _Move(NamedTuple):
     gradient_point: Vector | None  # y for the new x, if the parameters are there
 
     @classmethod
-    def from_tensors(cls, tensors: Sequence[Tensor], inputs: StepInputs, space: Space) -> _Move:
-        """Return what `AveragedStep` has returned for these inputs, by name."""
-        numbers, new_x, new_offset, *more = tensors
-        gradient_point = None if inputs.parameters is None else space.vector(more.pop())
-        vectors = {"offset": space.vector(new_offset)}
-        if more:
-            vectors["direction_sum"] = space.vector(more[0])
-        return cls(numbers, space.vector(new_x), vectors, gradient_point)
+    def from_outputs(cls, outputs: StepOutputs, space: Space) -> _Move:
+        """Return the outputs of a step as vectors of the space."""
+        vectors = {"offset": space.vector(outputs.offset)}
+        if outputs.direction_sum is not None:
+            vectors["direction_sum"] = space.vector(outputs.direction_sum)
+        gradient_point = None if outputs.gradient_point is None else space.vector(outputs.gradient_point)
+        return cls(outputs.numbers, space.vector(outputs.x), vectors, gradient_point)
 
 
 def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool) -> bool:
@@ -379,7 +379,7 @@ class MinibatchIteration:
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
         scalars, inputs = self._prepare_step(x, oracle)
-        moved = _Move.from_tensors(work_at_gradient(oracle, self._step_for(oracle), inputs), inputs, oracle.space)
+        moved = _Move.from_outputs(work_at_gradient(oracle, self._step_for(oracle), inputs), oracle.space)
         if moved.gradient_point is not None:
             self._next_gradient_point = moved.point, moved.gradient_point
         if self._can_read_later(oracle):
@@ -512,7 +512,7 @@ class MinibatchIteration:
             branch=Branch.AVERAGED,
             sigma=self._sigma(eta, dual_norm_square, eps),
             grad_norm=results.grad_norm,
-            step_norm=results.average_weight * math.sqrt(max(results.offset_norm_square, 0.0)),
+            step_norm=results.average_weight * math.sqrt(max(results.z_offset_norm_square, 0.0)),
             model_decrease=2.0 / 3.0 * eta * dual_norm_square,
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )

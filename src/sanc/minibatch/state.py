@@ -58,8 +58,8 @@ class MinibatchState:
     eta_reduction: float = 1.0  # factor of η: lower after a rise of the loss or non-finite batches; see `scale`
     # A lower bound of the distance to a solution.
     distance_bound: float = field(default=INITIAL_DISTANCE, metadata={"positive": True} | _RESET_ON_RESTART)
-    step_norm_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of ‖step‖_1, weighted as in z − x
-    offset_norm: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # ‖z − x‖_1
+    step_norm1_sum: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # sum of ‖step‖_1, weighted as in z − x
+    offset_norm1: float = field(default=0.0, metadata=_RESET_ON_RESTART)  # ‖z − x‖_1
     # The numerator of the distance bound.
     distance_numerator: float = field(default=0.0, metadata={"signed": True} | _RESET_ON_RESTART)
     # The averaged phase: the loss.

@@ -108,7 +108,7 @@ class StepSize(Piece):
         """Return η in units of a typical weight, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
-        aligned = is_warm and state.offset_norm > _ALIGNED_FRACTION * state.step_norm_sum
+        aligned = is_warm and state.offset_norm1 > _ALIGNED_FRACTION * state.step_norm1_sum
         limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
         return min(max(self.scale, self.distance * state.distance_bound), limit)
 
@@ -172,27 +172,27 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
 class DistanceBound(NamedTuple):
     """The numbers of `MinibatchState` that an update of the distance bound changes."""
 
-    step_norm_sum: float
-    offset_norm: float
+    step_norm1_sum: float
+    offset_norm1: float
     eta_reduction: float
     distance_numerator: float
     distance_bound: float
 
 
 def updated_distance_bound(
-    state: MinibatchState, step_norm_sum: float, offset_norm: float, inner_product: float, direction_sum_norm: float
+    state: MinibatchState, step_norm1_sum: float, offset_norm1: float, inner_product: float, direction_sum_norm1: float
 ) -> DistanceBound:
     """Return the bound after a step, and a larger η if it was reduced and the last steps are aligned.
 
-    `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm` is ‖Σ λ_i p_i‖_1.
+    `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
     """
-    aligned = offset_norm > _ALIGNED_FRACTION * step_norm_sum
+    aligned = offset_norm1 > _ALIGNED_FRACTION * step_norm1_sum
     eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
     numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
     distance = state.distance_bound
-    if direction_sum_norm > 0.0 and math.isfinite(numerator / direction_sum_norm):
-        distance = max(distance, numerator / direction_sum_norm / state.parameter_unit)
-    return DistanceBound(step_norm_sum, offset_norm, eta_reduction, numerator, distance)
+    if direction_sum_norm1 > 0.0 and math.isfinite(numerator / direction_sum_norm1):
+        distance = max(distance, numerator / direction_sum_norm1 / state.parameter_unit)
+    return DistanceBound(step_norm1_sum, offset_norm1, eta_reduction, numerator, distance)
 
 
 def distance_weight(state: MinibatchState) -> float:

@@ -224,13 +224,13 @@ def _changes_of_distance_bound(
     state: MinibatchState, scalars: StepScalars[float], results: StepResults
 ) -> dict[str, float]:
     """Return the changes by the distance bound; none if the step did not update it."""
-    if results.unit_step_norm is None:
+    if results.unit_step_norm1 is None:
         return {}
     kept_share = 1.0 - scalars.average_weight
     steps = 1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
-    new_norms = kept_share * steps * scalars.eta * results.unit_step_norm
-    step_norm_sum = kept_share**steps * state.step_norm_sum + new_norms
+    new_norms = kept_share * steps * scalars.eta * results.unit_step_norm1
+    step_norm1_sum = kept_share**steps * state.step_norm1_sum + new_norms
     bound = step_size.updated_distance_bound(
-        state, step_norm_sum, results.offset_norm, results.inner_product, results.direction_sum_norm
+        state, step_norm1_sum, results.offset_norm1, results.inner_product, results.direction_sum_norm1
     )
     return bound._asdict()

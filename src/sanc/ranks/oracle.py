@@ -303,8 +303,8 @@ class _AveragedHessian(Operator):
 
     def error(self, v: Any, product: Any) -> float:
         def local() -> Evaluation:
-            differenced = self._oracle.hvp == "finite-difference"
-            return [self._local.error(v, self._local(v)) if differenced else 0.0], None
+            is_differenced = self._oracle.differenced_products
+            return [self._local.error(v, self._local(v)) if is_differenced else 0.0], None
 
         (error, _), _ = self._oracle.mean(self._sample, "a Hessian product", local, vector=False)
         return error

@@ -101,9 +101,9 @@ class BoundedModel:
         """Return the step of `sigma` in the box."""
         return subspace.propose(here, sigma)
 
-    def paper_products(self, here: Point, dim: int) -> int:
+    def paper_products(self, here: Point, products: int) -> int:
         """Return the products to count in `paper_calls`."""
-        return self.inner.paper_products(here, dim)
+        return self.inner.paper_products(here, products)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class BoundedSubspace:
         return self.inner.sigma
 
     @property
-    def sigma_unconfirmed(self) -> bool:
-        """Whether no value of f has confirmed σ."""
-        return self.inner.sigma_unconfirmed
+    def allows_longer_steps(self) -> bool:
+        """Whether longer steps may be tried."""
+        return self.inner.allows_longer_steps
 
     @property
     def units(self) -> Units:
@@ -160,9 +160,9 @@ class BoundedSubspace:
         return self.inner.hessian_norm
 
     @property
-    def dim(self) -> int:
+    def products(self) -> int:
         """Hessian products computed."""
-        return self.inner.dim
+        return self.inner.products
 
     @property
     def failure(self) -> str:
@@ -269,10 +269,9 @@ class _Quadratic:
     def from_basis(cls, here: Point, basis: StepBasis) -> _Quadratic:
         """Return the quadratic model in the basis of a subspace."""
         space, (diagonal, off_diagonal) = here.space, basis.tridiagonal()
-        shift = 0.0
-        if basis.dim < space.dim:
+        rows, shift = _host(basis.basis), 0.0
+        if len(rows) < space.dim:
             shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
-        rows = _host(basis.basis)
         if basis.last_beta > 0.0:
             # B is known on Q alone. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.

@@ -17,6 +17,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.spectrum.product_errors import NONLINEARITY_FACTOR, measure_nonlinearity
+from sanc.core.units import length_at
 
 ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
 """Seeds of the random directions of tests, so that they differ from each other."""
@@ -63,10 +64,10 @@ line that is 1e-3 of them, by `NOISE_SPACING`, and more across it if f changes f
 the roundoff of f."""
 
 
-def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float) -> tuple[float, float]:
+def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
-    Central differences with four steps, relative to `length_scale`, are computed. If one of them agrees with the
+    Central differences with four steps, relative to the length scale at x, are computed. If one of them agrees with the
     gradient, it is returned. Otherwise the two that agree best are used.
     """
     space = oracle.space
@@ -75,7 +76,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float)
     if not norm > 0.0:
         return 1.0, 0.0
     direction, ratios, roundings = g / norm, [], []
-    for step in (max(length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (length_at(first_length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max)  # values may underflow
@@ -92,14 +93,14 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, length_scale: float)
     return ratio, error
 
 
-def find_wrong_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_wrong_gradient(oracle: Oracle, x: Vector, first_length: float) -> str:
     """Describe how the values near x contradict the gradient."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
-        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, length_scale)
+        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, first_length)
     if error > _DERIVATIVE_TOLERANCE * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
-    ratio, error = differenced_derivative_ratio(oracle, x, length_scale)
+    ratio, error = differenced_derivative_ratio(oracle, x, first_length)
     if not abs(ratio - 1.0) > _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
         return ""
     if abs(ratio + 1.0) <= _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
@@ -110,7 +111,7 @@ def find_wrong_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
     )
 
 
-def estimate_gradient_rounding(oracle: Oracle, x: Vector, length_scale: float) -> float:
+def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length: float) -> float:
     """Estimate the norm of the rounding error of an exact gradient at x; 0 if a product is not finite.
 
     Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
@@ -130,26 +131,26 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, length_scale: float) -
     finally:
         operator.release()
     sum_error = space.eps * math.sqrt(2.0 * hessian_norm) * math.sqrt(abs(value))
-    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, length_scale)))
+    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, first_length)))
 
 
-def estimate_gradient_noise(oracle: Oracle, x: Vector, length_scale: float, seed: int = 0) -> float:
+def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length: float, seed: int = 0) -> float:
     """Estimate the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
-    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, length_scale, seed)]
+    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
     return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
 
-def find_wrong_small_gradient(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length: float) -> str:
     """Describe a directional derivative of f at x that is far larger than the small gradient there.
 
-    Central differences along a random direction with two steps, far below `length_scale`, have to agree.
+    Central differences along a random direction with two steps, far below `first_length`, have to agree.
     """
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     expected, derivatives = space.dot(g, d), []
-    for step in (length_scale * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
+    for step in (first_length * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
@@ -192,14 +193,14 @@ def truncation_message(gradient_error: float) -> str:
     return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
-def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolerance: float) -> str:
+def find_missed_curvature(oracle: Oracle, x: Vector, first_length: float, tolerance: float) -> str:
     """Describe a curvature of f at x that differences of the caller's gradient miss.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
-    with far longer steps, detect it. They are computed along a random direction with steps relative to `length_scale`.
-    If one of them agrees with the product up to `tolerance`, the product is consistent. Otherwise the one with the
-    smallest error is used. The product is inconsistent if it misses the whole curvature of f, or has a larger error
-    than that.
+    with far longer steps, detect it. They are computed along a random direction, with steps relative to the length
+    scale at x; `first_length` is 0 if it is not known. If one of them agrees with the product up to `tolerance`, the
+    product is consistent. Otherwise the one with the smallest error is used. The product is inconsistent if it misses
+    the whole curvature of f, or has a larger error than that.
     """
     space, operator = oracle.space, oracle.hessian(x)
     d = space.normal(np.random.default_rng((0, _CURVATURE_SEED)))
@@ -226,7 +227,8 @@ def find_missed_curvature(oracle: Oracle, x: Vector, length_scale: float, tolera
     balanced = math.sqrt(
         _SECOND_DIFFERENCE_ERRORS * space.eps * abs(value) / tolerance
     )  # with this step the roundoff is the tolerance
-    steps = (*(length_scale * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length_scale)
+    length = length_at(first_length, space.norm(x)) or 1.0
+    steps = (*(length * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
         return ""
@@ -312,13 +314,13 @@ def find_different_scales(oracle: Oracle, x: Vector) -> str:
     )
 
 
-def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:
     """Describe a Hessian product of the caller at x that differences of the caller's gradient contradict.
 
     Central differences of the gradient along a random direction have the steps of `differenced_derivative_ratio`. They
     contradict the product if none of them agrees with it, and two of them agree with each other.
     """
-    if not oracle.gradient_of_caller or oracle.differenced_products or oracle.hvp:
+    if not oracle.gradient_of_caller or oracle.differenced_products:
         return ""
     space, operator = oracle.space, oracle.hessian(x)
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
@@ -330,7 +332,7 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
     finally:
         operator.release()
     quotients = []
-    for step in (max(length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (length_at(first_length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ends = [x + d * step, x - d * step]
         if not all(map(oracle.is_inside, ends)):
             return ""
@@ -356,7 +358,7 @@ def find_wrong_product(oracle: Oracle, x: Vector, length_scale: float) -> str:
 
 
 def find_noise(
-    oracle: Oracle, x: Vector, length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
+    oracle: Oracle, x: Vector, first_length: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
 ) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
@@ -364,30 +366,30 @@ def find_noise(
     rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
     """
     space = oracle.space
-    values = np.array([oracle.value(point) for point in _points_on_line(space, x, length_scale, seed)])
+    values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
         largest_change = float(np.max(np.abs(np.diff(values))))
         by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
         return ""
-    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, length_scale):
+    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, first_length):
         return ""
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
 
 
-def _points_on_line(space: Space, x: Vector, length_scale: float, seed: int) -> list[Vector]:
+def _points_on_line(space: Space, x: Vector, first_length: float, seed: int) -> list[Vector]:
     """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, NOISE_SEED)))
-    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * length_scale) / space.norm(d)
+    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * first_length) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 
-def find_stall_cause(oracle: Oracle, x: Vector, length_scale: float) -> str:
+def find_stall_cause(oracle: Oracle, x: Vector, first_length: float) -> str:
     """Describe what may have stalled a run."""
     return (
         find_asymmetry(oracle, x)
-        or find_noise(oracle, x, length_scale)
-        or find_wrong_gradient(oracle, x, length_scale)
-        or find_wrong_product(oracle, x, length_scale)
+        or find_noise(oracle, x, first_length)
+        or find_wrong_gradient(oracle, x, first_length)
+        or find_wrong_product(oracle, x, first_length)
     )

@@ -125,7 +125,7 @@ def stall_ending(run: Run) -> Ending:
     stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
-    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.length_scale)
+    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length)
     if not cause and run.needs_products:
         with run.oracle.uncounted():
             cause = consistency.find_different_scales(run.oracle, run.x)
@@ -137,7 +137,7 @@ def limit_cause(run: Run) -> str:
     if run.iterations < _LONG_RUN_ITERATIONS:
         return ""
     with run.oracle.uncounted():
-        return consistency.find_wrong_product(run.oracle, run.x, run.length_scale)
+        return consistency.find_wrong_product(run.oracle, run.x, run.first_length)
 
 
 def _roundoff_ending(run: Run) -> Ending:
@@ -152,7 +152,7 @@ def _roundoff_ending(run: Run) -> Ending:
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
     with oracle.uncounted():
-        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.length_scale), None
+        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.first_length), None
         by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
         predicts_none = all(
             record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
@@ -224,6 +224,5 @@ def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
     oracle = run.oracle
     if not (oracle.gradient_of_caller and oracle.differenced_products):
         return ""
-    length_scale = max(run.units.length, oracle.space.norm(run.x)) or 1.0
     with oracle.uncounted():
-        return consistency.find_missed_curvature(oracle, run.x, length_scale, cert.eps_curvature)
+        return consistency.find_missed_curvature(oracle, run.x, run.units.length, cert.eps_curvature)

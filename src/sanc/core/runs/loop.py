@@ -56,7 +56,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
     return run.step_monitor.ending_after(
-        run.oracle, MadeStep(before, run.x, g, outcome), run.length_scale, run.needs_products
+        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length, run.needs_products
     )
 
 

@@ -155,7 +155,7 @@ class Run:
         return units if units.length else self.initial_units
 
     @property
-    def length_scale(self) -> float:
+    def first_length(self) -> float:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
 

@@ -69,11 +69,11 @@ class StepMonitor:
     gradient_verified: bool = False
     noise_checked: bool = False
 
-    def ending_after(self, oracle: Oracle, step: MadeStep, length_scale: float, needs_products: bool) -> Ending:
+    def ending_after(self, oracle: Oracle, step: MadeStep, first_length: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE
-        cause = self._gradient_cause(oracle, step, length_scale)
+        cause = self._gradient_cause(oracle, step, first_length)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
         if checks_symmetry and not cause:
             cause = consistency.find_asymmetry(oracle, step.after)
@@ -81,10 +81,10 @@ class StepMonitor:
             return Ending(Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
-            cause = consistency.find_noise(oracle, step.after, length_scale, consistency.MAX_NOISE)
+            cause = consistency.find_noise(oracle, step.after, first_length, consistency.MAX_NOISE)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
-    def _gradient_cause(self, oracle: Oracle, step: MadeStep, length_scale: float) -> str:
+    def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length: float) -> str:
         """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
             return ""
@@ -93,7 +93,7 @@ class StepMonitor:
         self.mismatches += 1
         if not step.stays and self.mismatches <= _MAX_MISMATCHES:
             return ""
-        cause = consistency.find_wrong_gradient(oracle, step.after, length_scale)
+        cause = consistency.find_wrong_gradient(oracle, step.after, first_length)
         self.gradient_verified = not cause
         return cause
 

@@ -331,7 +331,7 @@ def find_extremes(
     If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
     lower, upper, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
-    measured = _MEASURED_ERRORS if oracle.hvp == "finite-difference" else 0
+    measured = _MEASURED_ERRORS if oracle.differenced_products else 0
     with monitored_lanczos(oracle, x, seed, store=store, rough=rough, measured_errors=_MEASURED_ERRORS) as process:
         krylov = process.krylov
         for must_stop in process.extend_between_tests(max_products, _DENSE_TEST_DIVISOR, time_is_up, report):

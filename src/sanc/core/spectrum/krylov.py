@@ -196,10 +196,8 @@ class StepBasis(Protocol):
 
     Attributes
     ----------
-    dim : int
-        Hessian products that it took.
-    starts_at_gradient : bool
-        Whether the gradient is in the space.
+    products : int
+        Hessian products that it took; n if it took the matrix.
     projected_gradient : ndarray
         Qᵀg.
     is_stored : bool
@@ -213,9 +211,7 @@ class StepBasis(Protocol):
     """
 
     @property
-    def dim(self) -> int: ...
-    @property
-    def starts_at_gradient(self) -> bool: ...
+    def products(self) -> int: ...
     @property
     def projected_gradient(self) -> Floats: ...
     @property
@@ -251,20 +247,18 @@ class DiagonalBasis(ABC):
         The eigenvalues, in the order of the vectors.
     projected_gradient : ndarray
         The gradient in this basis.
-    starts_at_gradient : bool
-        Whether the gradient is the linear term of the model.
     """
 
     last_beta = 0.0
     schur_complement = 0.0
     is_stored = True
 
-    def __init__(self, values: Floats, projected_gradient: Floats, starts_at_gradient: bool) -> None:
-        self.values, self.projected_gradient, self.starts_at_gradient = values, projected_gradient, starts_at_gradient
+    def __init__(self, values: Floats, projected_gradient: Floats) -> None:
+        self.values, self.projected_gradient = values, projected_gradient
 
     @property
-    def dim(self) -> int:
-        """Dimension of the space."""
+    def products(self) -> int:
+        """As many products as vectors."""
         return len(self.values)
 
     @property
@@ -317,6 +311,11 @@ class Krylov:
         self._gradient_projections: list[float] = []
         self._norm_bound = 0.0  # of T, by Gershgorin's circles
         self._pivot = 1.0  # the last pivot of T = LDLᵀ, or the first that is not positive
+
+    @property
+    def products(self) -> int:
+        """Hessian products made, one in each iteration."""
+        return self.dim
 
     @property
     def is_invariant(self) -> bool:
