@@ -40,7 +40,7 @@ def test_rows_end_at_the_known_minima(problem):
 def test_rows_with_settings_are_those_of_minimize(settings):
     """Each setting changes the number of iterations, and rows make as many as `minimize` in the whole space."""
     model = sanc.CubicModel(krylov_dim=4, max_resolves=12, first_radius=sanc.method_for().model.first_radius)
-    x0 = points(6, 4, seed=1)
+    x0 = points(3, 4, seed=1)
     res, default = (sanc.minimize_many(rosenbrock, x0, **chosen) for chosen in (settings, {}))
     assert res.success.all() and not torch.equal(res.nit, default.nit)
     for k, start in enumerate(x0):
