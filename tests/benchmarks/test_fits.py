@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import sanc
 from benchmarks import fits
@@ -39,3 +40,15 @@ def test_fits_are_solved(name):
     np.testing.assert_allclose(result.x, fit.certified.numpy(), rtol=1e-4)
     values = np.array([record.value for record in result.history])  # no increase above roundoff
     assert np.all(np.diff(values) <= 1e-9 * values[0])
+
+
+def test_a_stalled_fit_names_the_scales_of_its_variables():
+    """Nelson's model leaves the far start towards second derivatives that differ by 32 orders of magnitude."""
+    fit = next(fit for fit in fits.FITS if fit.name == "Nelson")
+    start = fits.numbers(fit.starts[0])
+    stalled = sanc.minimize(fit, start, max_iter=500)
+    assert stalled.status is sanc.Status.STALLED
+    assert "second derivatives by single variables" in stalled.message and "pass precond" in stalled.message
+    diagonal = torch.func.hessian(fit)(start).diagonal().abs()
+    advised = sanc.minimize(fit, start, precond=1.0 / diagonal, max_iter=500)
+    assert float(advised.fun) == pytest.approx(fit.squares, rel=1e-6)

@@ -36,6 +36,18 @@ def test_rows_end_at_the_known_minima(problem):
     assert float(res.fun[0]) == pytest.approx(one.fun, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("settings", [{"eta1": 0.6, "eta2": 0.95}, {"sigma_floor": 50.0}])
+def test_rows_with_settings_are_those_of_minimize(settings):
+    """Each setting changes the number of iterations, and rows make as many as `minimize` in the whole space."""
+    model = sanc.CubicModel(krylov_dim=4, max_resolves=12, first_radius=sanc.method_for().model.first_radius)
+    x0 = points(3, 4, seed=1)
+    res, default = (sanc.minimize_many(rosenbrock, x0, **chosen) for chosen in (settings, {}))
+    assert res.success.all() and not torch.equal(res.nit, default.nit)
+    for k, start in enumerate(x0):
+        one = sanc.minimize(rosenbrock, start, model=model, **settings)
+        assert int(res.nit[k]) == one.nit and torch.allclose(res.x[k], one.x, atol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [p for p in zoo.PROBLEMS if p.n <= 60], ids=lambda p: p.name)
 def test_rows_agree_with_single_runs_on_the_zoo(problem):
@@ -274,6 +286,10 @@ BAD = {
     "x0 = None": (rosenbrock, None, {}),
     "maxiter = 3 is not an argument of minimize_many: pass max_iter": (rosenbrock, torch.zeros(3, 2), {"maxiter": 3}),
     "max_nfev = 3 is not an argument of minimize_many: pass max_iter": (rosenbrock, torch.zeros(3, 2), {"max_nfev": 3}),
+    "etta1 = 0.2 is not an argument of minimize_many: did you mean 'eta1'": (
+        rosenbrock, torch.zeros(3, 2), {"etta1": 0.2}
+    ),
+    "eta1 = 2.0": (rosenbrock, torch.zeros(3, 2), {"eta1": 2.0}),
     "vectorized = 2": (rosenbrock, torch.zeros(3, 2), {"vectorized": 2}),
     "cannot be differentiated twice": (lambda x: torch.special.zeta(x.sum() + 2, x.sum() + 3), torch.ones(2, 2), {}),
 }  # fmt: skip

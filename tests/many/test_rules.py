@@ -26,6 +26,7 @@ from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import RowPoints, Rows, Spectra
+from sanc.many.rules import ROBUST_RULES
 from sanc.many.spectra import decompose
 from sanc.presets import PRESETS
 
@@ -73,9 +74,9 @@ def test_classes_and_ratios_of_steps():
     actual[100:] = predicted[100:] * np.random.default_rng(2).uniform(-0.2, 1.2, 400)
     rounding = np.where(np.arange(500) % 2, draws(500, 3, positive=True), 0.0)
     tensors = [torch.from_numpy(part) for part in (actual, predicted, rounding)]
-    eta = (rules.ETA1, rules.ETA2)
+    eta = (ROBUST_RULES.eta1, ROBUST_RULES.eta2)
     verdicts = [VERDICTS.index(classify(a, p, *eta, r)) for a, p, r in each(actual, predicted, rounding)]
-    assert rules.classify(*tensors).tolist() == verdicts
+    assert ROBUST_RULES.classify(*tensors).tolist() == verdicts
     assert len(set(verdicts)) == 3
     same(rules.ratio(*tensors), [ratio(a, p, r) for a, p, r in each(actual, predicted, rounding)])
 
@@ -90,7 +91,7 @@ def test_sigma_after_a_trial(verdict):
     arrays = (actual, predicted, norm, rounding)
     tensors = [torch.from_numpy(part) for part in arrays]
     kinds = torch.full((400,), verdict)
-    rows = rules.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
+    rows = ROBUST_RULES.after_trial(torch.from_numpy(sigma), kinds, tensors[0], tensors[1], tensors[2], tensors[3])
     trials = [TrialOutcome(s, VERDICTS[verdict], a, p, n, 1.0, r) for s, a, p, n, r in each(sigma, *arrays)]
     singles = [RULE.after_trial(trial) for trial in trials]
     same(rows, singles)
@@ -101,10 +102,10 @@ def test_sigma_after_derivatives_failures_and_negligible_steps():
     end = draws(300, 12)
     parts = [torch.from_numpy(part) for part in (sigma, tried, predicted, norm, end)]
     singles = [RULE.after_derivative(*numbers) for numbers in each(sigma, tried, predicted, norm, end)]
-    same(rules.after_derivative(*parts), singles)
-    same(rules.after_failure(parts[0]), [RULE.after_failure(s) for s in sigma])
+    same(ROBUST_RULES.after_derivative(*parts), singles)
+    same(ROBUST_RULES.after_failure(parts[0]), [RULE.after_failure(s) for s in sigma])
     singles = [RULE.after_negligible_step(s, n) for s, n in each(sigma, norm)]
-    same(rules.after_negligible_step(parts[0], parts[3]), singles)
+    same(ROBUST_RULES.after_negligible_step(parts[0], parts[3]), singles)
 
 
 def test_units_and_escape_branches():
@@ -163,7 +164,7 @@ def test_limited_steps_have_the_sigma_of_the_core(kind):
     tensors = list(map(torch.from_numpy, (values, c, sigma)))
     models = CubicModels(*tensors[:2])
     max_norm = models.solve(tensors[2]).norm * torch.from_numpy(10.0 ** np.random.default_rng(3).uniform(-3, 0.3, 200))
-    limited = rules.limited_sigma(models, tensors[2], max_norm, torch.from_numpy(always))
+    limited = ROBUST_RULES.limited_sigma(models, tensors[2], max_norm, torch.from_numpy(always))
     raised = 0
     for k in range(200):
         spectrum = core_cubic.Spectrum(values[k], np.eye(5))
@@ -210,7 +211,7 @@ def test_the_limit_on_the_step_norm_is_that_of_the_core():
     for unit, norm, step in each(length, x_norm, last):
         here = SimpleNamespace(state=SimpleNamespace(last_step_norm=step), x_norm=norm)
         singles.append(PRESETS["robust"].model.max_step_norm(here, Units(unit, 1.0)))
-    same(rules.max_step_norm(*map(torch.from_numpy, (length, x_norm, last))), singles)
+    same(ROBUST_RULES.max_step_norm(*map(torch.from_numpy, (length, x_norm, last))), singles)
 
 
 def test_steps_in_a_box_decrease_the_model_no_less_than_the_cauchy_point_of_the_core():

@@ -117,6 +117,13 @@ def test_a_saddle_is_left_in_the_norm_of_the_preconditioner():
     assert res.success and abs(float(res.x[0])) == pytest.approx(1.0) and res.certificate.second_order
 
 
+def test_a_diagonal_of_any_range_is_accepted():
+    scales = np.array([1.0, 1e-12, 1e-24, 1e-36])
+    res = sanc.minimize(lambda x: 0.5 * float(((x / scales - 1.0) ** 2).sum()), np.zeros(4), precond=scales**2,
+                        jac=lambda x: (x / scales - 1.0) / scales, hessp=lambda x, v: v / scales**2)  # fmt: skip
+    np.testing.assert_allclose(res.x, scales, rtol=1e-12)
+
+
 def test_float32_shapes_and_trees():
     f = lambda p: ((p["a"] - 2.0) ** 2).sum() + 1e3 * ((p["b"] + 1.0) ** 2).sum()
     tree = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}

@@ -32,8 +32,8 @@ _GAUSS_NEWTON_ITERATIONS = 5
 
 _PART_ENTRIES = 2**18
 """Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, as its caches hold."""
-_PART_ENTRIES_ON_GPU = 2**25
-"""The same on a GPU: 256 MB in float64, so that the arithmetic of an operator takes longer than its launch."""
+_PART_ENTRIES_ON_GPU = 2**27
+"""The same on a GPU: 1 GB in float64, so that the arithmetic of an operator takes longer than its launch."""
 _LEAST_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
 
@@ -192,7 +192,7 @@ class FitProblem(RowProblem):
     # Rules for σ: steps are Gauss–Newton steps as long as they succeed.
 
     def first_sigma(self, rows: Rows) -> Tensor:
-        return GAUSS_NEWTON_SIGMA_RATIO * rules.first_sigma(rows.unit_cubic)
+        return GAUSS_NEWTON_SIGMA_RATIO * self.rules.first_sigma(rows.unit_cubic)
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
         first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)
@@ -201,7 +201,7 @@ class FitProblem(RowProblem):
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:
         sigma = super().after_trial(rows, verdict, actual, value_rounding)
-        smallest = rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
+        smallest = self.rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
         return torch.where(verdict == rules.VERY_SUCCESSFUL, smallest, sigma)
 
 

@@ -57,6 +57,7 @@ class ManyIteration:
 
     def __init__(self, problem: RowProblem, max_iter: float, max_trials: float, seed: int) -> None:
         self.problem, self.max_iter, self.max_trials = problem, max_iter, max_trials
+        self.rules = problem.rules
         self._seed = seed
 
     def start(self, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
@@ -100,7 +101,7 @@ class ManyIteration:
         is_cubic = rows.trial.mode == CUBIC
         value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
         actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic, evaluated)
-        verdict = rules.classify(actual, rows.trial.predicted, value_rounding)
+        verdict = self.rules.classify(actual, rows.trial.predicted, value_rounding)
         sigma = self.problem.after_trial(rows, verdict, actual, value_rounding)
         accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
         rejected = is_cubic & ~accepted
@@ -120,7 +121,7 @@ class ManyIteration:
         length_scale = torch.maximum(rows.unit_length, rows.x_norm)
         term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
         below_cancellation = rules.is_within_cancellation(actual, predicted, term_size, eps)
-        below_cancellation &= (actual < rules.ETA1 * predicted) & is_cubic & (rows.trials == 1)
+        below_cancellation &= (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
         indices = torch.nonzero(below_cancellation).reshape(-1)
         if len(indices) == 0:
             return actual
@@ -135,7 +136,7 @@ class ManyIteration:
 
     def _propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
         """Set longer trial points in some of the rows `candidates`; return in which."""
-        indices = torch.nonzero(candidates & (rows.trials <= rules.MAX_RESOLVES)).reshape(-1)
+        indices = torch.nonzero(candidates & (rows.trials <= self.rules.max_resolves)).reshape(-1)
         proposed = torch.zeros_like(candidates)
         if len(indices) == 0:
             return proposed
@@ -154,7 +155,7 @@ class ManyIteration:
         lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
         actual = rows.point.value - value
         zero = torch.zeros_like(actual)
-        verdict = rules.classify(actual, rows.trial.predicted, zero)
+        verdict = self.rules.classify(actual, rows.trial.predicted, zero)
         sigma = self.problem.after_trial(rows, verdict, actual, zero)
         rows.accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(lower, rows.accepted)
         rho = rules.ratio(actual, rows.trial.predicted, zero)
@@ -186,7 +187,7 @@ class ManyIteration:
         self._propose(rows)
         if rows.lower is not None:
             self._shorten(rows, pending & last_trial.truncated & (rows.trials > 0), last_trial.norm)
-        last = torch.nonzero(pending & (rows.trials > rules.MAX_RESOLVES)).reshape(-1)
+        last = torch.nonzero(pending & (rows.trials > self.rules.max_resolves)).reshape(-1)
         if len(last):
             rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
         if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
@@ -199,11 +200,13 @@ class ManyIteration:
         while True:
             trial = rows.trial
             repeated = was_truncated & trial.truncated & (trial.norm > SHORTER_STEP * last_norm)
-            indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < rules.SIGMA_CEILING)).reshape(-1)
+            indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < self.rules.sigma_ceiling)).reshape(
+                -1
+            )
             if len(indices) == 0:
                 break
             part = rows.take(indices)
-            part.sigma = rules.bounded(SIGMA_INCREASE * part.sigma)
+            part.sigma = self.rules.bounded(SIGMA_INCREASE * part.sigma)
             self._propose(part)
             rows.set(indices, part)
 
@@ -242,7 +245,7 @@ class ManyIteration:
         """Begin the next iteration of all rows at their accepted points."""
         before, accepted, step = part.point, part.accepted, part.accepted.trial
         end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
-        lowered = rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
+        lowered = self.rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
         part.sigma = torch.where(accepted.verdict == rules.SUCCESSFUL, lowered, accepted.sigma)
         decreased = before.value - accepted.value > self.problem.eps * before.value.abs()
         self._count_iteration(part, torch.ones_like(decreased), decreased)
@@ -410,7 +413,7 @@ class ManyIteration:
         is_first = rows.trials == 0
         if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
-            sigma = rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
+            sigma = self.rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
             rows.sigma_unconfirmed = rows.sigma_unconfirmed | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
             rows.sigma = sigma
         steps = models.solve(rows.sigma, self._signs(rows))
@@ -434,7 +437,7 @@ class ManyIteration:
             is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.hessian_norm)
             norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
             negligible = below[indices] & (trial.predicted > 0.0)
-            part.sigma = torch.where(negligible, rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
+            part.sigma = torch.where(negligible, self.rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
             part.trial = self._escape_steps(part)
             rows.set(indices, part)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Never
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +30,13 @@ from sanc.many.endings import is_success
 from sanc.many.functions import FunctionProblem, LargeFunctionProblem, RowFunction
 from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.many.result import ManyResult
+from sanc.many.rules import ROBUST_RULES, RowRules
 from sanc.many.running import Progress, RowRun, RunLimits, rows_in_memory
 from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
+from sanc.presets import compose
 
 TOLERANCES = {dtype: default_tolerance(torch.finfo(dtype).eps) for dtype in (torch.float64, torch.float32)}
 """Default tolerances, as of `minimize` and `least_squares`."""
@@ -60,7 +62,7 @@ def minimize_many(
     callback: Callable[[Progress], Any] | None = None,
     progress: bool = False,
     seed: int = 0,
-    **others: Never,
+    **settings: Any,
 ) -> ManyResult:
     """Find second-order points of many independent problems, one for each row of `x0`.
 
@@ -101,6 +103,9 @@ def minimize_many(
         Print the number of rows that have ended, on one line of the standard error stream.
     seed : int
         Seed of Sobol points, and of signs where both are equally good.
+    **settings
+        Settings of the method as of `minimize`: `eta1`, `eta2`, `first_radius`, `max_resolves`, `sigma_floor`,
+        `sigma_ceiling` and `gamma`.
 
     Returns
     -------
@@ -117,8 +122,7 @@ def minimize_many(
     >>> res.success.all().item(), res.x.round().tolist()
     (True, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     """
-    if others:
-        reject_arguments("minimize_many", others, inspect.signature(minimize_many).parameters)
+    rules = _rules_with(settings)
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function of one row.")
     require_bool("vectorized", vectorized)
@@ -150,9 +154,19 @@ def minimize_many(
     eps = torch.finfo(x.dtype).eps
     kind = LargeFunctionProblem if is_large else FunctionProblem
     problem = kind(function, eps, tolerance, curvature_tol, tol is None)
+    problem.rules = rules
     run = RowRun(problem, limits)
     run.run(x, lower, upper)
     return build_result(run.outputs, run.rounds, points, lower, upper, problem.confidence)
+
+
+def _rules_with(settings: Mapping[str, Any]) -> RowRules:
+    """Return the rules of the default with settings of the caller; raise an error for one that rows do not have."""
+    names = {item.name for item in fields(RowRules)}
+    known = inspect.signature(minimize_many).parameters.keys() - {"settings"}
+    others = {name: value for name, value in settings.items() if name not in names}
+    reject_arguments("minimize_many", others, known | names)
+    return RowRules.of(compose("sanc", "robust", settings)) if settings else ROBUST_RULES
 
 
 @dataclass(frozen=True, kw_only=True)

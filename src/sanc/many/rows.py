@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sanc.core.bounded.bounds import Box
-from sanc.many import rules
+from sanc.many.rules import ROBUST_RULES
 
 PENDING, CUBIC, LONGER, ESCAPE = -1, 0, 1, 2
 """What the trial point of a row is: not proposed yet, a cubic step, a longer one after a success, or an escape step."""
@@ -342,10 +342,13 @@ class RowProblem:
         Probability with which the bound of the smallest eigenvalue holds.
     outputs : tuple of str
         Names of what the run keeps of `RowPoints.more`.
+    rules : RowRules
+        The decisions that depend on settings of the method.
     """
 
     eps: float
     default_tol: bool
+    rules = ROBUST_RULES
     tries_longer_steps = True
     confidence = 1.0
     outputs: tuple[str, ...] = ()
@@ -389,14 +392,14 @@ class RowProblem:
 
     def first_sigma(self, rows: Rows) -> Tensor:
         """Return the initial σ."""
-        return rules.first_sigma(rows.unit_cubic)
+        return self.rules.first_sigma(rows.unit_cubic)
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the limits on the step norms, and where they are limits for the first step too."""
-        limit = rules.max_step_norm(rows.unit_length, rows.x_norm, rows.last_step_norm)
+        limit = self.rules.max_step_norm(rows.unit_length, rows.x_norm, rows.last_step_norm)
         return limit, rows.last_step_norm > 0.0
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:
         """Return σ after the trial steps."""
         trial = rows.trial
-        return rules.after_trial(trial.sigma, verdict, actual, trial.predicted, trial.norm, value_rounding)
+        return self.rules.after_trial(trial.sigma, verdict, actual, trial.predicted, trial.norm, value_rounding)

@@ -1,7 +1,7 @@
 """The decisions of `sanc.core`, for all rows at once: the ratio test, the rules for σ, the units and the endings.
 
-Every function computes for each row what the function of the core that its docstring names computes for one problem,
-from the same constants. tests/many compares them, row by row.
+Where a docstring names a function of the core, that function computes the same for one problem, from the same
+constants, and tests/many compares both row by row. `RowRules` has the decisions that depend on settings of the method.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sanc.core.acceptance import CANCELLATION_ERRORS, LONGER_STEP_RHO
 from sanc.core.escape import FALLBACK_LIPSCHITZ
+from sanc.core.method import Method
 from sanc.core.runs.stall import GRADIENT_PROGRESS
 from sanc.core.sigma import (
     MAX_GROWTH_FACTOR,
@@ -29,25 +30,6 @@ from sanc.presets import PRESETS
 
 UNSUCCESSFUL, SUCCESSFUL, VERY_SUCCESSFUL = 0, 1, 2
 """The classes of a step, as integers."""
-
-_PRESET: Any = PRESETS["robust"]
-ETA1, ETA2 = float(_PRESET.acceptance.eta1), float(_PRESET.acceptance.eta2)
-FIRST_RADIUS, MAX_RESOLVES = float(_PRESET.model.first_radius or torch.inf), _PRESET.model.max_resolves
-SIGMA_FLOOR, SIGMA_CEILING = float(_PRESET.sigma.sigma_floor), float(_PRESET.sigma.sigma_ceiling)
-GAMMA = float(_PRESET.sigma.gamma)
-
-
-def bounded(sigma: Tensor) -> Tensor:
-    """Return σ within its bounds."""
-    return sigma.clamp(SIGMA_FLOOR, SIGMA_CEILING)
-
-
-def classify(actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
-    """Return the class of each step (`sanc.core.ratio.classify`)."""
-    valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
-    actual, predicted = actual + value_rounding, predicted + value_rounding
-    successful = valid & (actual >= ETA1 * predicted)
-    return successful.long() + (successful & (actual > ETA2 * predicted)).long()
 
 
 def ratio(actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
@@ -94,75 +76,16 @@ class Rays:
         return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 
-def after_trial(
-    sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, value_rounding: Tensor
-) -> Tensor:
-    """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
-    ray = Rays.from_steps(sigma, predicted, norm)
-    kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
-    kappa = torch.where(predicted <= value_rounding, sigma, kappa)
-    largest = ray.sigma_for(MIN_SHRINK_FACTOR)
-    rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
-    smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)
-    lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
-    interpolated = torch.where(verdict == UNSUCCESSFUL, rejected, torch.where(verdict == SUCCESSFUL, sigma, lowered))
-    interpolated = torch.where(actual.isfinite(), interpolated, largest)
-    without_ray = torch.where(verdict == UNSUCCESSFUL, after_failure(sigma), sigma)
-    return torch.where(ray.valid, bounded(interpolated), without_ray)
-
-
-def after_failure(sigma: Tensor) -> Tensor:
-    """Return γσ (`SigmaRule.after_failure`)."""
-    return (sigma * GAMMA).clamp(max=SIGMA_CEILING)
-
-
-def after_negligible_step(sigma: Tensor, norm_ratio: Tensor) -> Tensor:
-    """Return σ after a step below the working precision of x (`SigmaRule.after_negligible_step`)."""
-    return bounded(sigma * (norm_ratio * norm_ratio).clamp(max=GAMMA**-2))
-
-
-def after_derivative(
-    sigma: Tensor, tried_sigma: Tensor, predicted: Tensor, norm: Tensor, end_derivative: Tensor
-) -> Tensor:
-    """Return σ given the directional derivative of f at the end of a step that was made with `tried_sigma`."""
-    ray = Rays.from_steps(tried_sigma, predicted, norm)
-    start = ray.derivative
-    t_zero = torch.where(end_derivative > start, start / (start - end_derivative), torch.inf)
-    lowered = bounded(torch.minimum(sigma, ray.sigma_for(t_zero.clamp(max=MAX_GROWTH_FACTOR))))
-    return torch.where(ray.valid & (end_derivative < 0.0), lowered, sigma)
-
-
-def limited_sigma(models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor) -> Tensor:
-    """Return the smallest 2ᵏσ whose steps have norms up to `max_norm` (`SigmaRule.limit_step`).
-
-    Where the limit does not hold `always`, it holds for steps with μ above the smallest eigenvalue alone.
-    """
-    limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
-    too_long = models.exceed(sigma, limit)
-    if not bool(too_long.any()):
-        return sigma
-    # With σ up to the lower bound the step is too long, so the first σ to try is the next one.
-    limited = _doubled(sigma, models.sigma_lower_bound(max_norm) / sigma)
-    while True:
-        again = too_long & (limited < SIGMA_CEILING) & models.exceed(limited, max_norm)
-        if not bool(again.any()):
-            return torch.where(too_long, limited, sigma)
-        limited = torch.where(again, bounded(2.0 * limited), limited)
-
-
-def _doubled(sigma: Tensor, min_factor: Tensor) -> Tensor:
-    """Return σ times the smallest power of two above `min_factor`, and at least 2σ."""
-    factor = torch.where(min_factor < torch.inf, min_factor, 1.0).clamp(min=1.0)
-    return bounded(torch.exp2(factor.log2().floor() + 1.0) * sigma)
-
-
 def unbounded_decrease(value: Tensor, unit_value: Tensor, eps: float) -> Tensor:
-    """Return decreases of f that show that it is unbounded (`sanc.core.runs.convergence`)."""
+    """Return decreases of f that show that it is unbounded, as the core does with f scaled by a power of two.
+
+    Rows are not scaled, so that f has to fall by more than 1/eps² whatever its unit.
+    """
     return (value.abs() + unit_value + 1.0) / eps**2
 
 
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the length scales and units of σ of the first points (`sanc.core.units`)."""
+    """Return the length scales and units of σ of the first points (`sanc.core.units.measure_units`)."""
     x_length = X_FRACTION * x_norm
     has_gradient, has_product = grad_norm > 0.0, product_norm > 0.0
     cauchy = torch.where(has_product, grad_norm / product_norm, torch.inf)
@@ -176,28 +99,17 @@ def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm
     return length_scale, torch.where((unit > 0.0) & (unit < torch.inf), unit, 1.0)
 
 
-def first_sigma(unit_cubic: Tensor) -> Tensor:
-    """Return the initial σ (`sanc.core.units`)."""
-    return bounded(FIRST_SIGMA * unit_cubic)
-
-
-def max_step_norm(unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
-    """Return the limit on the step norm that `first_radius` describes (`CubicModel`)."""
-    length_scale = torch.maximum(unit_length, X_FRACTION * x_norm)
-    return torch.maximum(FIRST_RADIUS * length_scale, MAX_GROWTH_FACTOR * last_step_norm)
-
-
 def tries_longer_step(rho: Tensor, next_sigma: Tensor, sigma: Tensor) -> Tensor:
-    """Return where f decreased by more than predicted, so that a longer step is tried (`sanc.core.acceptance`)."""
+    """Return where f decreased by more than predicted, so that a longer step is tried (as `RatioTest` of the core)."""
     return (rho > LONGER_STEP_RHO) & (next_sigma < sigma)
 
 
-def choose_branch(ritz_value: Tensor, curvature: Tensor, grad_norm: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+def choose_branch(ritz_value: Tensor, hessian_norm: Tensor, grad_norm: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
     """Return where an escape step follows negative curvature, and its step size: the factor of ±v or of −g.
 
     L1 is the largest absolute eigenvalue, and L2 = 2σ, as in `CheckedEscape`.
     """
-    L1 = torch.where(curvature > 0.0, curvature, FALLBACK_LIPSCHITZ)
+    L1 = torch.where(hessian_norm > 0.0, hessian_norm, FALLBACK_LIPSCHITZ)
     L2 = 2.0 * sigma
     quotient = ritz_value / L2
     curvature_decrease = quotient * quotient * (-2.0 * ritz_value / 3.0)
@@ -211,3 +123,120 @@ def update_stall(
     """Return the iterations without progress, and the smallest gradient norm so far (`StallMonitor.update`)."""
     progress = (grad_norm < GRADIENT_PROGRESS * best) | (moved & value_decreased)
     return torch.where(progress, 0, iterations + 1), torch.minimum(best, grad_norm)
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """The rules with settings, which are those of the pieces of a method by the same names.
+
+    `first_radius` and `max_resolves` are settings of the cubic model, `eta1` and `eta2` of the ratio test, and the
+    others of the update of σ.
+    """
+
+    eta1: float
+    eta2: float
+    first_radius: float
+    max_resolves: int
+    sigma_floor: float
+    sigma_ceiling: float
+    gamma: float
+
+    @classmethod
+    def of(cls, method: Method) -> RowRules:
+        """Return the rules with the settings of the default method, or of one with the same pieces."""
+        model: Any = method.model
+        acceptance: Any = method.acceptance
+        sigma: Any = method.sigma
+        return cls(
+            float(acceptance.eta1),
+            float(acceptance.eta2),
+            float(model.first_radius or math.inf),
+            model.max_resolves,
+            float(sigma.sigma_floor),
+            float(sigma.sigma_ceiling),
+            float(sigma.gamma),
+        )
+
+    def bounded(self, sigma: Tensor) -> Tensor:
+        """Return σ within its bounds (`SigmaRule.bounded`)."""
+        return sigma.clamp(self.sigma_floor, self.sigma_ceiling)
+
+    def classify(self, actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
+        """Return the class of each step (`sanc.core.ratio.classify`)."""
+        valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
+        actual, predicted = actual + value_rounding, predicted + value_rounding
+        successful = valid & (actual >= self.eta1 * predicted)
+        return successful.long() + (successful & (actual > self.eta2 * predicted)).long()
+
+    def after_trial(
+        self, sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, value_rounding: Tensor
+    ) -> Tensor:
+        """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
+        ray = Rays.from_steps(sigma, predicted, norm)
+        kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
+        kappa = torch.where(predicted <= value_rounding, sigma, kappa)
+        largest = ray.sigma_for(MIN_SHRINK_FACTOR)
+        rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
+        smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)
+        lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
+        accepted = torch.where(verdict == SUCCESSFUL, sigma, lowered)
+        interpolated = torch.where(verdict == UNSUCCESSFUL, rejected, accepted)
+        interpolated = torch.where(actual.isfinite(), interpolated, largest)
+        without_ray = torch.where(verdict == UNSUCCESSFUL, self.after_failure(sigma), sigma)
+        return torch.where(ray.valid, self.bounded(interpolated), without_ray)
+
+    def after_failure(self, sigma: Tensor) -> Tensor:
+        """Return γσ (`SigmaRule.after_failure`)."""
+        return (sigma * self.gamma).clamp(max=self.sigma_ceiling)
+
+    def after_negligible_step(self, sigma: Tensor, norm_ratio: Tensor) -> Tensor:
+        """Return σ after a step below the working precision of x (`SigmaRule.after_negligible_step`)."""
+        return self.bounded(sigma * (norm_ratio * norm_ratio).clamp(max=self.gamma**-2))
+
+    def after_derivative(
+        self, sigma: Tensor, tried_sigma: Tensor, predicted: Tensor, norm: Tensor, end_derivative: Tensor
+    ) -> Tensor:
+        """Return σ given the directional derivative of f at the end of a step (`SigmaRule.after_derivative`).
+
+        The step was made with `tried_sigma`.
+        """
+        ray = Rays.from_steps(tried_sigma, predicted, norm)
+        start = ray.derivative
+        t_zero = torch.where(end_derivative > start, start / (start - end_derivative), torch.inf)
+        lowered = self.bounded(torch.minimum(sigma, ray.sigma_for(t_zero.clamp(max=MAX_GROWTH_FACTOR))))
+        return torch.where(ray.valid & (end_derivative < 0.0), lowered, sigma)
+
+    def first_sigma(self, unit_cubic: Tensor) -> Tensor:
+        """Return the initial σ (`SigmaRule.first_sigma`)."""
+        return self.bounded(FIRST_SIGMA * unit_cubic)
+
+    def max_step_norm(self, unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
+        """Return the limit on the step norm that `first_radius` describes (`CubicModel`)."""
+        length_scale = torch.maximum(unit_length, X_FRACTION * x_norm)
+        return torch.maximum(self.first_radius * length_scale, MAX_GROWTH_FACTOR * last_step_norm)
+
+    def limited_sigma(self, models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor) -> Tensor:
+        """Return the smallest 2ᵏσ whose steps have norms up to `max_norm` (`SigmaRule.limit_step`).
+
+        Where the limit does not hold `always`, it holds for steps with μ above the smallest eigenvalue alone.
+        """
+        limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
+        too_long = models.exceed(sigma, limit)
+        if not bool(too_long.any()):
+            return sigma
+        # With σ up to the lower bound the step is too long, so the first σ to try is the next one.
+        limited = self._first_doubling(sigma, models.sigma_lower_bound(max_norm) / sigma)
+        while True:
+            again = too_long & (limited < self.sigma_ceiling) & models.exceed(limited, max_norm)
+            if not bool(again.any()):
+                return torch.where(too_long, limited, sigma)
+            limited = torch.where(again, self.bounded(2.0 * limited), limited)
+
+    def _first_doubling(self, sigma: Tensor, min_factor: Tensor) -> Tensor:
+        """Return σ times the smallest power of two above `min_factor`, and at least 2σ."""
+        factor = torch.where(min_factor < torch.inf, min_factor, 1.0).clamp(min=1.0)
+        return self.bounded(torch.exp2(factor.log2().floor() + 1.0) * sigma)
+
+
+ROBUST_RULES = RowRules.of(PRESETS["robust"])
+"""The rules with the settings of the default."""

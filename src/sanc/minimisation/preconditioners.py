@@ -39,6 +39,7 @@ def build_factor(precond: Any, space: Space) -> Factor:
         raise ArgumentError(f"precond = {shown(precond)} holds NaN or infinity: pass finite numbers.")
     if matrix.ndim == 1:
         values: Any = np.sort(matrix)
+        limit = float(np.finfo(space.dtype).tiny) if isinstance(space, NumpySpace) else torch.finfo(space.dtype).tiny
     else:
         asymmetry = float(np.abs(matrix - matrix.T).max())
         if asymmetry > np.sqrt(space.eps) * float(np.abs(matrix).max()):
@@ -47,7 +48,8 @@ def build_factor(precond: Any, space: Space) -> Factor:
             )
         matrix = 0.5 * (matrix + matrix.T)
         values = np.linalg.eigvalsh(matrix)
-    if not values[0] > len(values) * np.finfo(np.float64).eps * values[-1]:
+        limit = len(values) * np.finfo(np.float64).eps * values[-1]  # the roundoff of eigenvalues
+    if not values[0] > limit:
         raise ArgumentError(
             f"precond is not positive definite, with an eigenvalue of {values[0]:.3g}: pass a symmetric positive "
             "definite matrix, such as one with a multiple of the identity added."

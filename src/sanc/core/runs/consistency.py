@@ -46,6 +46,8 @@ _MIN_RELIABLE_ERRORS = 4.0
 _SIGNIFICANT_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
+_MAX_SCALED_VARIABLES = 100
+"""Variables up to which a stalled run compares the diagonal entries of the Hessian, with a product for each."""
 _MIN_REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 MAX_NOISE = 1e6
@@ -282,6 +284,35 @@ def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
     if not abs(left - right) > allowed:
         return ""
     return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
+
+
+def find_different_scales(oracle: Oracle, x: Vector) -> str:
+    """Describe diagonal entries of the Hessian at x of which the smallest is below the roundoff of the largest.
+
+    Only a function of few variables is tested, since the diagonal takes a product for each.
+    """
+    space = oracle.space
+    if space.dim > _MAX_SCALED_VARIABLES:
+        return ""
+    operator = oracle.hessian(x)
+    entries = []
+    try:
+        for k in range(space.dim):
+            unit = space.zeros()
+            space.tensor(unit)[k] = 1.0
+            entries.append(abs(space.dot(unit, operator(unit))))
+    except NonFiniteProductError:
+        return ""
+    finally:
+        operator.release()
+    largest, smallest = max(entries), min((entry for entry in entries if entry > 0.0), default=0.0)
+    if not smallest < space.eps * largest < math.inf:
+        return ""
+    return (
+        f"The second derivatives by single variables are between {smallest:.1g} and {largest:.1g}, so that steps in "
+        "one variable are below the roundoff of others: scale the variables, or pass precond, such as one over the "
+        "absolute values of the Hessian's diagonal."
+    )
 
 
 def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:

@@ -126,6 +126,9 @@ def stall_ending(run: Run) -> Ending:
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
     cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length)
+    if not cause and run.needs_products:
+        with run.oracle.uncounted():
+            cause = consistency.find_different_scales(run.oracle, run.x)
     return Ending(Status.STALLED, cause) if cause else _roundoff_ending(run)
 
 
