@@ -189,6 +189,13 @@ def test_bad_input_is_named_with_a_remedy(message):
     assert message in str(error.value)
 
 
+def test_a_tolerance_may_have_any_type_of_numbers():
+    true, y = data(2)
+    tol = np.float32(1e-6)
+    (popt, _), (expected, _) = (sanc.curve_fit(decay, X, y, true, tol=number) for number in (tol, float(tol)))
+    assert np.array_equal(popt, expected)
+
+
 def test_functions_of_numpy_are_named_as_the_cause():
     true, y = data(2)
     with pytest.raises(sanc.ArgumentError, match="functions of torch"):
@@ -341,7 +348,7 @@ def test_rows_are_evaluated_in_parts(model, monkeypatch):
     p, ids = torch.tensor(true * 1.1)[[4, 0, 3, 1]], torch.tensor([4, 0, 3, 1])
     weights = torch.linspace(0.0, 2.0, y.size, dtype=torch.float64).reshape(y.shape)
     problem = FitProblem(model(decay), RowData(torch.tensor(X), torch.tensor(y), weights, None, False), 2e-16, 1e-8)
-    whole, hessians = problem.evaluate(p, ids), problem.with_whole_hessians(problem.evaluate(p, ids), ids).matrix
+    whole, hessians = problem.evaluate(p, ids), problem.prepare_certificate(problem.evaluate(p, ids), ids).matrix
     for k, row in enumerate(ids):
         curve = torch.func.vmap(lambda *q: decay(torch.tensor(X), *q))(*p[k : k + 1].T)[0]
         r = weights[row] * (curve - torch.tensor(y)[row])
@@ -351,7 +358,7 @@ def test_rows_are_evaluated_in_parts(model, monkeypatch):
     parts = problem.evaluate(p, ids)
     for name in ("value", "g", "matrix"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(problem.with_whole_hessians(parts, ids).matrix, hessians, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(problem.prepare_certificate(parts, ids).matrix, hessians, rtol=1e-12, atol=1e-12)
     p[1, 2] = torch.inf
     value, trials = problem.evaluate_trials(p, ids)
     assert value.isnan().tolist() == [False, True, False, False]

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO
-from sanc.errors import ArgumentError, ArgumentTypeError, first_line, require, require_integer, shown, warn
+from sanc.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    first_line,
+    require,
+    require_fraction,
+    require_integer,
+    shown,
+    warn,
+)
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.endings import is_success
@@ -71,7 +80,8 @@ def fit_rows(
     if options.max_iter is None:
         limits = replace(limits, max_trials=_TRIALS_PER_PARAMETER * (p.shape[1] + 1))
     tol = TOLERANCES[p.dtype] if options.tol is None else options.tol
-    require(isinstance(tol, float) and 0.0 < tol < 1.0, "tol", options.tol, "pass a number between 0 and 1")
+    require_fraction("tol", tol, "pass a number between 0 and 1")
+    tol = float(tol)
     eps = torch.finfo(p.dtype).eps
     mapped = MappedModel(f)
     fits = _RowFits(FitProblem(_chosen_model(mapped, p, data, lower, upper), data, eps, tol), lower, upper, limits)

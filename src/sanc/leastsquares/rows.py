@@ -121,10 +121,10 @@ class FitProblem(RowProblem):
     def spectra(self, rows: Rows) -> Spectra:
         return decompose(rows.point.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
 
-    def is_complete(self, rows: Rows) -> Tensor:
+    def can_certify(self, rows: Rows) -> Tensor:
         return rows.point.more["complete"]
 
-    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
+    def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
         (matrix,) = self.in_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
@@ -166,7 +166,7 @@ class FitProblem(RowProblem):
         indices = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
         if len(indices) == 0:
             return point
-        return point.put(indices, self.with_whole_hessians(point.take(indices), rows.ids[indices]))
+        return point.put(indices, self.prepare_certificate(point.take(indices), rows.ids[indices]))
 
     def _projected_norm(self, rows: Rows, scale: Tensor) -> Tensor:
         g = rows.point.g * scale

@@ -272,10 +272,10 @@ class LargeFunctionProblem(FunctionProblem):
         more = {"complete": torch.zeros(len(x), dtype=torch.bool, device=x.device)}
         return RowPoints(x, value.double(), g.double(), no_matrix, more)
 
-    def is_complete(self, rows: Rows) -> Tensor:
+    def can_certify(self, rows: Rows) -> Tensor:
         return rows.point.more["complete"]
 
-    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
+    def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
         return replace(point, more={"complete": torch.ones_like(point.more["complete"])})
 
     def spectra(self, rows: Rows) -> Spectra:

@@ -303,6 +303,7 @@ class ManyIteration:
         rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._end_stationary(rows, rows.grad_norm <= rows.tol)
         self._end_stalled(rows)
+        rows.sigma_unconfirmed = (rows.unit_length == 0.0) & problem.tries_longer_steps  # at their first points
         self._measure_units(rows)
 
     def _set_scales(self, rows: Rows, scales: RowScales) -> None:
@@ -336,7 +337,7 @@ class ManyIteration:
             g = rows.point.g * rows.scale
             g = g if rows.box is None or rows.free is None else g * rows.free
             stationary = stationary & (norms_of(g) <= rows.tol)  # squares may have underflowed
-            complete = self.problem.is_complete(rows)
+            complete = self.problem.can_certify(rows)
             rows.status = torch.where(stationary & ~complete, WAITING, rows.status)
             self._end_by_curvature(rows, stationary & complete)
 
@@ -350,10 +351,10 @@ class ManyIteration:
 
     def certify(self, rows: Rows) -> None:
         """Test the curvature of rows that waited for the whole Hessian; those at a saddle begin an iteration."""
-        rows.point = self.problem.with_whole_hessians(rows.point, rows.ids)
+        rows.point = self.problem.prepare_certificate(rows.point, rows.ids)
         rows.spectra = self.problem.spectra(rows)
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
-        self._end_by_curvature(rows, self.problem.is_complete(rows))
+        self._end_by_curvature(rows, self.problem.can_certify(rows))
         rows.trial, rows.trials = RowTrials.pending(rows.point.x), torch.zeros_like(rows.trials)
         self._end_at_limits(rows)
 
@@ -390,7 +391,6 @@ class ManyIteration:
     def _measure_units(self, rows: Rows) -> None:
         """Measure the units of rows at their first points, and their initial σ."""
         first = rows.unit_length == 0.0
-        rows.sigma_unconfirmed = first & self.problem.tries_longer_steps
         if not bool(first.any()):
             return
         c, hessian_norm = rows.spectra.c, rows.spectra.hessian_norm

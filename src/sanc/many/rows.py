@@ -232,7 +232,7 @@ class Rows(Group):
         Tolerances of the row.
     first_value : Tensor
         f at the start.
-    best_grad_norm, stall, flat : Tensor
+    best_grad_norm, stalled_iterations, flat_iterations : Tensor
         The smallest gradient norm, iterations without progress, and iterations whose model predicted no decrease beyond
         roundoff.
     nit, nfev, njev, status : Tensor
@@ -380,12 +380,12 @@ class RowProblem:
         """Return eigenpairs of the curvature of all rows."""
         raise NotImplementedError
 
-    def is_complete(self, rows: Rows) -> Tensor:
-        """Return where `matrix` is the whole Hessian, with which curvature is tested."""
+    def can_certify(self, rows: Rows) -> Tensor:
+        """Return where curvature can be certified: where `matrix` is the whole Hessian."""
         return torch.ones(len(rows), dtype=torch.bool, device=rows.ids.device)
 
-    def with_whole_hessians(self, point: RowPoints, ids: Tensor) -> RowPoints:
-        """Return points with the whole Hessians as their matrices."""
+    def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
+        """Return points at which curvature can be certified: with the whole Hessians as their matrices."""
         return point
 
     # Rules for σ and the step norm.

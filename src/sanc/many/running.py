@@ -83,6 +83,40 @@ class RunLimits:
     max_trials: float = math.inf
 
 
+@dataclass
+class _NewRows:
+    """The rows of a call of `RowRun.run`, which begin in chunks.
+
+    Attributes
+    ----------
+    first : int
+        The number of the first row.
+    x0, lower, upper : Tensor or None
+        Starting points and bounds.
+    begun : int
+        How many of them have begun.
+    """
+
+    first: int
+    x0: Tensor
+    lower: Tensor | None
+    upper: Tensor | None
+    begun: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many rows have not begun."""
+        return len(self.x0) - self.begun
+
+    def begin(self, iteration: ManyIteration, count: int) -> Rows:
+        """Return the next rows, `count` or as many as there are, evaluated at their starting points."""
+        part = slice(self.begun, min(len(self.x0), self.begun + count))
+        self.begun = part.stop
+        ids = self.first + torch.arange(part.start, part.stop, device=self.x0.device)
+        sides = [None if side is None else side[part] for side in (self.lower, self.upper)]
+        return iteration.start(ids, self.x0[part], *sides)
+
+
 _OUTPUTS = ("status", "nit", "nfev", "njev", "grad_norm", "tol", "curvature_tol")
 
 
@@ -126,50 +160,64 @@ class RowRun:
         Rows with the numbers `resumed` that reached a lower limit before go on, and all others are dropped. Rows end
         if `superseded` returns True for them after a round.
         """
-        limits, first = self.limits, self._count
+        limits, new = self.limits, _NewRows(self._count, x0, lower, upper)
         self._count += len(x0)
         max_trials = min(max_trials, limits.max_trials)
         iteration = ManyIteration(self.problem, limits.max_iter, max_trials, limits.seed)
-        rows, begun = self._resume(resumed, max_trials), first
-        waiting: list[Rows] = []
-        is_reported = limits.progress and first == 0
+        rows, waiting = self._resume(resumed, max_trials), list[Rows]()
+        is_reported = limits.progress and new.first == 0
         last_report = -math.inf
-        while begun < self._count or _length(rows, *waiting):
-            if begun < self._count and _length(rows) <= limits.chunk_size // 2:
-                new = slice(begun - first, min(len(x0), begun - first + limits.chunk_size - _length(rows)))
-                ids = first + torch.arange(new.start, new.stop, device=x0.device)
-                begun += len(ids)
-                sides = [None if side is None else side[new] for side in (lower, upper)]
-                rows = _joined([rows, iteration.start(ids, x0[new], *sides)])
-            seconds = time.perf_counter() - self._clock
-            ended = begun - _length(rows, *waiting)
-            report = Progress(self.rounds, _length(rows, *waiting), self._count - begun, ended, seconds)
-            asked = limits.callback is not None and self.rounds > 0 and asks_to_stop(limits.callback, report)
-            if asked or seconds >= limits.max_time:
-                status = Status.CALLBACK if asked else Status.TIME_LIMIT
-                stopped = _joined([rows, *waiting])
-                stopped.status = torch.where(stopped.status < 0, int(status), stopped.status)
-                self._without_ended(stopped)
-                self._write_pending(torch.arange(begun, self._count, device=x0.device), x0[begun - first :], status)
+        while new.left or _length(rows, *waiting):
+            if new.left and _length(rows) <= limits.chunk_size // 2:
+                rows = _joined([rows, new.begin(iteration, limits.chunk_size - _length(rows))])
+            report = self._report(new, _length(rows, *waiting))
+            status = self._reached_limit(report)
+            if status is not None:
+                self._stop([rows, *waiting], new, status)
                 break
             assert rows is not None
-            rows, newly_waiting = self._without_ended(rows)
-            waiting += newly_waiting
-            if waiting and _length(*waiting) >= min(_WAITING_PER_ACTIVE * len(rows), limits.chunk_size):
-                tested = _joined(waiting)
-                iteration.certify(tested)
-                rows, waiting = _joined([rows, tested]), []
-            elif len(rows):
-                iteration.make_round(rows)
-                self.rounds += 1
+            rows, waiting = self._advance(iteration, rows, waiting)
             if superseded is not None and len(rows):
                 rows.status = torch.where(superseded(rows), int(Status.ITERATION_LIMIT), rows.status)
-            if is_reported and seconds - last_report > _REPORT_SECONDS:
-                last_report = seconds
+            if is_reported and report.seconds - last_report > _REPORT_SECONDS:
+                last_report = report.seconds
                 _print_progress(report)
         if is_reported:
             _print_progress(Progress(self.rounds, 0, 0, self._count, time.perf_counter() - self._clock))
             print(file=sys.stderr)
+
+    def _report(self, new: _NewRows, active: int) -> Progress:
+        """Return the progress with so many active rows."""
+        seconds = time.perf_counter() - self._clock
+        return Progress(self.rounds, active, new.left, new.first + new.begun - active, seconds)
+
+    def _reached_limit(self, report: Progress) -> Status | None:
+        """Return the status of rows that the callback or the limit on time ends; None: they go on."""
+        callback = self.limits.callback
+        if callback is not None and self.rounds > 0 and asks_to_stop(callback, report):
+            return Status.CALLBACK
+        return Status.TIME_LIMIT if report.seconds >= self.limits.max_time else None
+
+    def _stop(self, parts: list[Rows | None], new: _NewRows, status: Status) -> None:
+        """Write the results of all rows, with the status where they have not ended."""
+        stopped = _joined(parts)
+        stopped.status = torch.where(stopped.status < 0, int(status), stopped.status)
+        self._without_ended(stopped)
+        ids = torch.arange(new.first + new.begun, self._count, device=new.x0.device)
+        self._write_pending(ids, new.x0[new.begun :], status)
+
+    def _advance(self, iteration: ManyIteration, rows: Rows, waiting: list[Rows]) -> tuple[Rows, list[Rows]]:
+        """Make a round, or certify the waiting rows if they are many; return the running and the waiting rows."""
+        rows, newly_waiting = self._without_ended(rows)
+        waiting = waiting + newly_waiting
+        if waiting and _length(*waiting) >= min(_WAITING_PER_ACTIVE * len(rows), self.limits.chunk_size):
+            tested = _joined(waiting)
+            iteration.certify(tested)
+            return _joined([rows, tested]), []
+        if len(rows):
+            iteration.make_round(rows)
+            self.rounds += 1
+        return rows, waiting
 
     def _resume(self, ids: Tensor | None, max_trials: float) -> Rows | None:
         """Return the unfinished rows `ids` with at most `max_trials` trial points, and keep the others of them."""
