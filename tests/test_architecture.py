@@ -260,7 +260,7 @@ def test_the_guard_on_states_sees_keys(statement):
 
 def test_no_state_is_changed_by_the_keys_of_its_saved_form():
     """`numbers` and `restore` are for saved states; a run changes numbers of a state by `replace_numbers`."""
-    names = {item.name for item in fields(State)} - {"seed", "iteration", "seconds", "rule_state"}
+    names = {item.name for item in fields(State)} - {"seed", "iteration", "seconds", "acceptance_state"}
     for path in modules():
         for node in nodes(path):
             assert not names.intersection(written_keys(node)), f"{path}:{node.lineno}"

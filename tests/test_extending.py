@@ -76,7 +76,7 @@ def test_the_state_of_an_acceptance_rule_is_saved_and_restored(pieces):
     given = {"jac": rosen_der, "hessp": rosen_hess_prod, "acceptance": pieces.Nonmonotone(), "max_iter": 20}
     whole = sanc.minimize(rosen, [-1.2, 1.0, 0.7], callback=keep, **given)
     for state in states[:10]:
-        assert "mean" in state["numbers"]["rule_state"] or state is states[0]
+        assert "mean" in state["numbers"]["acceptance_state"] or state is states[0]
         assert np.array_equal(sanc.minimize(rosen, [-1.2, 1.0, 0.7], resume=state, **given).x, whole.x)
 
 
@@ -87,8 +87,8 @@ class Remembers(sanc.RatioTest):
     entry: object = 0.0
 
     def __call__(self, here, subspace, step, trial, trials):
-        assert all(type(entry) is float and entry == self.entry for entry in here.state.rule_state.values())
-        return replace(super().__call__(here, subspace, step, trial, trials), rule_state={"entry": self.entry})
+        assert all(type(entry) is float and entry == self.entry for entry in here.state.acceptance_state.values())
+        return replace(super().__call__(here, subspace, step, trial, trials), acceptance_state={"entry": self.entry})
 
 
 @pytest.mark.parametrize("entry", [3, True, np.float32(0.1), np.int64(2), Fraction(1, 2)], ids=repr)
@@ -99,14 +99,14 @@ def test_every_real_number_in_the_state_of_a_rule_is_saved_and_restored(entry, b
     given = {"jac": rosen_der, "hessp": rosen_hess_prod, "bounds": bounds, "acceptance": Remembers(entry=entry)}
     whole = sanc.minimize(rosen, [-1.2, 0.4], callback=keep, max_iter=8, **given)
     resumed = sanc.minimize(rosen, [-1.2, 0.4], resume=states[2], max_iter=8, **given)
-    assert json.loads(states[2]["numbers"]["rule_state"]) == {"entry": float(entry)}
+    assert json.loads(states[2]["numbers"]["acceptance_state"]) == {"entry": float(entry)}
     assert np.array_equal(resumed.x, whole.x)
 
 
 @pytest.mark.parametrize("entry", ["text", [1.0, 2.0], np.array(1.0), np.zeros(3), None])
 def test_a_state_that_cannot_be_saved_is_an_error(entry):
     with pytest.raises(
-        sanc.ArgumentTypeError, match=r"rule_state\['entry'\] = .* of Remembers\(.*: pass a number, or a"
+        sanc.ArgumentTypeError, match=r"acceptance_state\['entry'\] = .* of Remembers\(.*: pass a number, or a"
     ):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, acceptance=Remembers(entry=entry))
 
@@ -813,8 +813,8 @@ class RemembersPoint(sanc.RatioTest):
 
     def __call__(self, here, subspace, step, trial, trials):
         decision = super().__call__(here, subspace, step, trial, trials)
-        count = here.state.rule_state.get("count", 0.0)
-        return replace(decision, rule_state={"last": trial, "count": count + 1.0})
+        count = here.state.acceptance_state.get("count", 0.0)
+        return replace(decision, acceptance_state={"last": trial, "count": count + 1.0})
 
 
 @pytest.mark.parametrize("options", [{}, {"minibatch": None}, {"preset": "paper"}], ids=repr)

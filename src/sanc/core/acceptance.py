@@ -222,9 +222,9 @@ class Momentum(AcceptAll):
         decision = super().__call__(here, subspace, step, trial, trials)
         if decision.point is None:
             return decision
-        previous_cubic_point = here.state.rule_state.get("previous", here.x)
+        previous_cubic_point = here.state.acceptance_state.get("previous", here.x)
         _, g = here.oracle.gradient(trial)
-        decision = replace(decision, rule_state={"previous": trial}, extra_gradients=1)
+        decision = replace(decision, acceptance_state={"previous": trial}, extra_gradients=1)
         beta = min(self.momentum, here.space.norm(g), step.norm)
         if not (math.isfinite(beta) and beta > 0.0):
             return decision

@@ -31,7 +31,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, s
 
 _SUBSPACES: WeakSet[type] = WeakSet()
 """Types of subspaces that have all members of the protocol."""
-_VECTOR_PREFIX = "rule_state."
+_VECTOR_PREFIX = "acceptance_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
 
@@ -182,7 +182,7 @@ class Iteration:
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
             unit_length=progress.here.units.length,
             unit_cubic=progress.here.units.cubic,
-            rule_state=self._next_rule_state(here, decision),
+            acceptance_state=self._next_acceptance_state(here, decision),
         )
         return x if decision.point is None else decision.point, self._record(progress, decision, seconds)
 
@@ -282,17 +282,17 @@ class Iteration:
         sigma = here.sigma_rule.after_failure(progress.sigma)
         return progress._replace(sigma=sigma, decision=None, note=note, value=value)
 
-    def _next_rule_state(self, here: Point, decision: Decision) -> Mapping[str, Any]:
+    def _next_acceptance_state(self, here: Point, decision: Decision) -> Mapping[str, Any]:
         """Return the state of the acceptance rule after a decision, with its numbers as floats."""
-        if decision.rule_state is None:
-            return here.state.rule_state
-        entries = decision.rule_state.items()
+        if decision.acceptance_state is None:
+            return here.state.acceptance_state
+        entries = decision.acceptance_state.items()
         checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in entries}
         for name, entry in checked.items():
             if not (isinstance(entry, float) or _is_like_x(here, entry)):
                 raise ArgumentTypeError(
-                    f"rule_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: pass a "
-                    f"number, or {_like_x(here)}."
+                    f"acceptance_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: "
+                    f"pass a number, or {_like_x(here)}."
                 )
         return checked
 
@@ -334,16 +334,16 @@ class Iteration:
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         # The state of the rule is a text, because torch.distributed.checkpoint drops empty mappings.
-        return numbers_of(self.state) | {"rule_state": json.dumps(self._rule_numbers())}
+        return numbers_of(self.state) | {"acceptance_state": json.dumps(self._acceptance_numbers())}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state."""
-        entries = self.state.rule_state.items()
+        entries = self.state.acceptance_state.items()
         return {_VECTOR_PREFIX + name: entry for name, entry in entries if not isinstance(entry, float)}
 
-    def _rule_numbers(self) -> dict[str, float]:
+    def _acceptance_numbers(self) -> dict[str, float]:
         """Return the numbers in the state of the acceptance rule."""
-        return {name: entry for name, entry in self.state.rule_state.items() if isinstance(entry, float)}
+        return {name: entry for name, entry in self.state.acceptance_state.items() if isinstance(entry, float)}
 
     def tensors(self) -> Sequence[Mapping[str, Any]]:
         """Return further tensors of the state, by parameter; this iteration has none."""
@@ -351,17 +351,19 @@ class Iteration:
 
     def check(self, where: str, numbers: Any, vectors: Collection[str], shapes: Any = None, tensors: Any = ()) -> None:
         """Raise an error if `numbers`, or the names in `vectors`, do not belong to a saved state of this iteration."""
-        require_fields(where, numbers, State, ("rule_state",))
-        _parse_rule_numbers(where, numbers)
+        require_fields(where, numbers, State, ("acceptance_state",))
+        _parse_acceptance_numbers(where, numbers)
         for name in vectors:
             if not name.startswith(_VECTOR_PREFIX):
                 raise unknown_vector_error(where, name)
 
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None:
         """Continue from the numbers and vectors of a saved state."""
-        fields = {name: number for name, number in numbers.items() if name != "rule_state"}
-        rule_vectors = {name.removeprefix(_VECTOR_PREFIX): vector for name, vector in vectors.items()}
-        self.state = State(**fields, rule_state={**_parse_rule_numbers("numbers", numbers), **rule_vectors})
+        fields = {name: number for name, number in numbers.items() if name != "acceptance_state"}
+        acceptance_vectors = {name.removeprefix(_VECTOR_PREFIX): vector for name, vector in vectors.items()}
+        self.state = State(
+            **fields, acceptance_state={**_parse_acceptance_numbers("numbers", numbers), **acceptance_vectors}
+        )
 
     def set_tolerance(self, tol: float) -> None:
         """Set the tolerance on ‖g‖, up to which models are minimised."""
@@ -381,7 +383,7 @@ class Iteration:
 
     def reset(self) -> None:
         """Delete the vectors of the state, because the dimension of x has changed."""
-        self.state = replace(self.state, rule_state=self._rule_numbers())
+        self.state = replace(self.state, acceptance_state=self._acceptance_numbers())
 
 
 def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
@@ -454,16 +456,18 @@ def _completed(here: Point, name: str, rule: object, decision: object, branch: B
     )
 
 
-def _parse_rule_numbers(where: str, numbers: Any) -> dict[str, float]:
+def _parse_acceptance_numbers(where: str, numbers: Any) -> dict[str, float]:
     """Return the numbers in the state of the acceptance rule from a saved state."""
-    text = numbers.get("rule_state")
+    text = numbers.get("acceptance_state")
     try:
-        rule_numbers = json.loads(text)
+        acceptance_numbers = json.loads(text)
     except (TypeError, ValueError):
-        rule_numbers = None
-    if not isinstance(rule_numbers, dict) or not all(isinstance(entry, float) for entry in rule_numbers.values()):
-        raise state_error(f"{where}['rule_state']", text, "a text of numbers by name")
-    return rule_numbers
+        acceptance_numbers = None
+    if not isinstance(acceptance_numbers, dict) or not all(
+        isinstance(entry, float) for entry in acceptance_numbers.values()
+    ):
+        raise state_error(f"{where}['acceptance_state']", text, "a text of numbers by name")
+    return acceptance_numbers
 
 
 def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:

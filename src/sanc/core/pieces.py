@@ -52,7 +52,7 @@ class Decision:
         Whether the rule chose not to move, rather than failing to find a step: d = 0 in 2.7.
     extra_gradients : int
         Further gradients that the rule evaluated, beside the one of the iteration, and that the paper's count includes.
-    rule_state : mapping or None
+    acceptance_state : mapping or None
         State of the acceptance rule for the next iteration: numbers, and vectors like x. None: unchanged.
     """
 
@@ -68,7 +68,7 @@ class Decision:
     note: str = ""
     zero_step: bool = False
     extra_gradients: int = 0
-    rule_state: Mapping[str, Any] | None = None
+    acceptance_state: Mapping[str, Any] | None = None
 
 
 def required_members(protocol: Any) -> tuple[str, ...]:

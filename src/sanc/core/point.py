@@ -48,7 +48,7 @@ class State:
         ‖g‖ in the last iteration; 0 before the first.
     unit_length, unit_cubic : float
         Length scale and unit of σ of the first point (`sanc.core.units`); 0 until they are measured.
-    rule_state : mapping
+    acceptance_state : mapping
         State of the acceptance rule: floats, and vectors of the dimension of x.
     """
 
@@ -60,7 +60,7 @@ class State:
     last_grad_norm: float = 0.0
     unit_length: float = 0.0
     unit_cubic: float = 0.0
-    rule_state: Mapping[str, Any] = field(default_factory=dict)
+    acceptance_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def units(self) -> Units:

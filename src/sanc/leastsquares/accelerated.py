@@ -128,7 +128,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
 
     At a stationary point and without a step it is the same subspace.
     """
-    is_curved = here.state.rule_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
+    is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
     if not is_curved or subspace.step is None or here.start is not None:
         return subspace
     oracle, z, _, scale_of_f = residual_parts(here)
@@ -156,6 +156,6 @@ class CurvatureTest(RatioTest):
             return decision
         is_limited = step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(subspace.ritz_value, 0.0)
         is_curved = trials > 0 or decision.rho < _STRAIGHT_RHO
-        before = here.state.rule_state.get(self.CURVED, 0.0)
+        before = here.state.acceptance_state.get(self.CURVED, 0.0)
         count = before + is_curved if is_limited else 0.0
-        return decision if count == before else replace(decision, rule_state={self.CURVED: count})
+        return decision if count == before else replace(decision, acceptance_state={self.CURVED: count})

@@ -20,9 +20,10 @@ from sanc.autograd.guards import runs_uncompiled
 from sanc.core.acceptance import RatioTest
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
+from sanc.core.runs.callbacks import asks_to_stop
 from sanc.core.runs.loop import run_to_end
 from sanc.core.runs.run import Limits, Run
-from sanc.core.runs.status import Status, asks_to_stop
+from sanc.core.runs.status import Status
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
 from sanc.core.units import default_tolerance

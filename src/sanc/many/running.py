@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.runs.status import Status, asks_to_stop
+from sanc.core.runs.callbacks import asks_to_stop
+from sanc.core.runs.status import Status
 from sanc.many.iteration import ManyIteration
 from sanc.many.rows import RUNNING, WAITING, RowProblem, Rows
 

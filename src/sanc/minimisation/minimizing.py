@@ -21,10 +21,11 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch
+from sanc.core.runs.callbacks import asks_to_stop
 from sanc.core.runs.loop import run_to_end
 from sanc.core.runs.resume import resume_run, save_run
 from sanc.core.runs.run import Limits, Run
-from sanc.core.runs.status import Status, asks_to_stop
+from sanc.core.runs.status import Status
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,

@@ -1,12 +1,9 @@
-"""How a minimisation ends: its status, the result of a test whether it ends, and the answer of a callback."""
+"""How a minimisation ends: its status, and the result of a test whether it ends."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
@@ -75,13 +72,3 @@ class Ending:
 
 CONTINUE = Ending()
 """The run continues."""
-
-
-def asks_to_stop(callback: Callable[..., Any], *args: Any, **keywords: Any) -> bool:
-    """Call a callback; return whether it asks to stop, by StopIteration or by True of Python, NumPy or torch."""
-    try:
-        returned = callback(*args, **keywords)
-    except StopIteration:
-        return True
-    kind, size = str(getattr(returned, "dtype", type(returned).__name__)), math.prod(getattr(returned, "shape", ()))
-    return kind in ("bool", "torch.bool") and size == 1 and bool(returned)
