@@ -281,7 +281,7 @@ def test_in_the_core_only_the_oracle_counts():
     counters = {"value", "gradient", "product", "paper_calls", "nfev", "njev", "nhev"}
     for path in SOURCE.glob("core/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.AugAssign) and path.name != "oracle.py":
+            if isinstance(node, ast.AugAssign) and path.name not in ("meter.py", "oracle.py"):
                 assert getattr(node.target, "attr", "") not in counters, f"{path}:{node.lineno}"
 
 

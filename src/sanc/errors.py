@@ -88,7 +88,7 @@ def without_addresses(text: str) -> str:
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return the remedy for an unknown `name`, as the end of a message.
 
-    It proposes those of `known` that are spelt most alike, or one that begins with `name`. If there is none, it is
+    It proposes the names in `known` that are spelt most alike, or one that begins with `name`. If there is none, it is
     `otherwise`, or the list of `known`.
     """
     names = sorted(known)

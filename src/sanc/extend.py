@@ -1,7 +1,8 @@
 """Protocols, values and base classes for pieces and objectives of a user; docs/extending.md has examples."""
 
+from sanc.core.meter import Meter
 from sanc.core.model import KrylovSubspace
-from sanc.core.oracle import Meter, Operator, Oracle
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.pieces import Acceptance, BaseSubspace, Escape, Model, SigmaSettings, Subspace
 from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.settings import (

@@ -110,7 +110,7 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: U
 def compose(name: object, preset: object, options: Mapping[str, Any], other_names: Iterable[str] = ()) -> Method:
     """Return a member of the family: the pieces of the preset, those of the member, then its defaults and the options.
 
-    `other_names` are those of the caller's other arguments, which the error for an unknown option may propose.
+    `other_names` are the names of the caller's other arguments, which the error for an unknown option may propose.
     """
     lower_name = name.lower() if isinstance(name, str) else ""
     member = lower_name if lower_name in METHODS else one_of("method", name, METHODS)

@@ -14,7 +14,8 @@ import torch
 import sanc
 from sanc.core.dense import DenseModel, EigenSpace, NewtonLine, eigenpairs
 from sanc.core.iteration import Iteration
-from sanc.core.oracle import Meter, Operator, Oracle
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import NumpySpace
 from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.spectrum.krylov import StepBasis

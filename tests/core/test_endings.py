@@ -38,9 +38,9 @@ def record(branch=Branch.SUCCESSFUL, grad_norm=1.0, value=1.0, decrease=0.0, not
     ],
 )
 def test_progress_exceeds_roundoff(last, rejection_counts, expected):
-    monitor = StallMonitor(iterations=3, best_grad_norm=1.0)
+    monitor = StallMonitor(count=3, best_grad_norm=1.0)
     monitor.update(last, EPS, rejection_counts=rejection_counts)
-    assert monitor.iterations == expected and monitor.best_grad_norm == min(1.0, last.grad_norm)
+    assert monitor.count == expected and monitor.best_grad_norm == min(1.0, last.grad_norm)
 
 
 def test_a_run_has_stalled_after_ten_iterations_without_progress():

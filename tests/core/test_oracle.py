@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sanc
-from sanc.core.oracle import RecentCache
+from sanc.core.caching import RecentCache
 from sanc.functions.oracle import CallableOracle
 
 

@@ -117,7 +117,7 @@ def test_roundoff_is_a_part_of_the_error():
         measure_dimension(oracle, x, extremes, {}, range(4), count=4, store=True, time_is_up=lambda: False)
         for extremes in (found, replace(found, ritz_error=0.05 * math.sqrt(found.krylov.dim)))
     )
-    assert limited.limited_by_roundoff and not exact.limited_by_roundoff
+    assert limited.limited_by_product_error and not exact.limited_by_product_error
     assert limited.error > 2 * exact.error and limited.products < 0.5 * exact.products
 
 

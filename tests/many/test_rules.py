@@ -199,7 +199,7 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
                 grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=trial_value
             )
             monitor.update(record, 1e-16, rejection_counts=True)
-    assert counts.tolist() == [monitor.iterations for monitor in monitors]
+    assert counts.tolist() == [monitor.count for monitor in monitors]
     assert len(set(counts.tolist())) > 2
     same(best, [monitor.best_grad_norm for monitor in monitors])
 

@@ -63,10 +63,32 @@ def test_a_state_of_another_run_is_an_error(problem):
         sanc.minimize(problem, np.ones(6), method="scr", resume=states[0])
     with pytest.raises(sanc.ArgumentError, match="6 variables, not 4"):
         sanc.minimize(rosen_torch, X0, resume=states[0])
-    with pytest.raises(sanc.ArgumentError, match=r"resume lacks \['best_grad_norm', "):
+    with pytest.raises(sanc.ArgumentError, match=r"resume lacks \['cached', "):
         sanc.minimize(rosen_torch, X0, resume={})
     with pytest.raises(sanc.ArgumentError, match="resume = 3"):
         sanc.minimize(rosen_torch, X0, resume=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "match"),
+    [
+        ("stall_monitor", {"count": -1, "best_grad_norm": 1.0}, r"resume\['stall_monitor'\]\['count'\] = -1 "),
+        ("stall_monitor", {"count": 1, "best_grad_norm": -1.0}, r"\['best_grad_norm'\] = -1.0 .* a finite number"),
+        ("step_monitor", {"mismatches": 1}, r"resume\['step_monitor'\] lacks 'gradient_verified'"),
+        ("step_monitor", [1, True, True], r"resume\['step_monitor'\] = .*: expected a mapping"),
+    ],
+)
+def test_a_damaged_monitor_is_an_error(name, entry, match):
+    states = []
+
+    def save(intermediate_result):
+        states.append(intermediate_result.state)
+
+    sanc.minimize(rosen_torch, X0, max_iter=1, callback=save)
+    with pytest.raises(sanc.ArgumentError, match=match):
+        sanc.minimize(rosen_torch, X0, resume=states[0] | {name: entry})
+    first = states[0] | {"stall_monitor": {"count": 0, "best_grad_norm": np.inf}}
+    assert sanc.minimize(rosen_torch, X0, resume=first).success
 
 
 def test_a_run_that_stayed_with_several_trials_resumes_bit_for_bit():

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
-from sanc.core.oracle import Meter, Oracle
+from sanc.core.meter import Meter
+from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
 
 

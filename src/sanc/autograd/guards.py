@@ -3,7 +3,7 @@
 The random generators of torch are in `generators.py`, and the hook that finds the modules of a step in `buffers.py`.
 
 Such a state may belong to another object of the process, such as an optimiser of another model. Each function therefore
-takes the object that it examines as an argument, and returns a result for that object alone.
+takes the object that it examines as an argument, and returns a result for that object only.
 
 Two other libraries are detected elsewhere, from values of the call: `sanc.ranks` detects DistributedDataParallel from
 the gradients of the ranks, and `sanc.optim.first_step` a GradScaler from the gradients that the closure leaves.
@@ -122,5 +122,5 @@ def donates_buffers(problem: RuntimeError) -> bool:
 
 
 def before_forward(hook: Callable[[nn.Module, Any], None]) -> RemovableHandle:
-    """Call a hook before the forward pass of every module of the process, also those of other optimisers."""
+    """Call a hook before the forward pass of every module of the process, also modules of other optimisers."""
     return register_module_forward_pre_hook(hook)

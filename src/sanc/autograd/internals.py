@@ -78,7 +78,7 @@ def forward_mode_enabled() -> AbstractContextManager[Any]:
 
 
 def without_saving_hooks() -> AbstractContextManager[Any]:
-    """Return a context in which hooks that are active, such as those of checkpointing, leave saved tensors alone.
+    """Return a context in which hooks that are active, such as hooks of checkpointing, do not change saved tensors.
 
     Checkpointing replaces the tensors that graphs save, and computes them again once. Graphs that a function makes and
     differentiates itself need theirs at once. Without the undocumented test for hooks nothing is changed; without

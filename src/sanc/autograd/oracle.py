@@ -31,8 +31,10 @@ from sanc.autograd.products import (
     no_second_derivative,
 )
 from sanc.autograd.randomness import current_step
+from sanc.core.caching import RecentCache
 from sanc.core.interrupts import interruptible
-from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.saved import state_error
 from sanc.core.space import Space
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, first_line, shown, warn
@@ -215,7 +217,7 @@ class AutogradOracle(Oracle):
         return total
 
     def _value_pass(self, closure: Closure, name: str) -> tuple[Tensor]:
-        """Return the loss of a closure alone, as a tuple."""
+        """Return the loss of a closure as a tuple of one entry."""
         with self._compilation(False):
             return (self._loss(closure, name, graph=False),)
 

@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 
 from sanc.autograd.buffers import RestoredBuffers
 from sanc.autograd.leaves import Grads, Leaves, Sample
-from sanc.core.oracle import Meter, Operator, difference_step
-from sanc.core.space import Space
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator
+from sanc.core.space import Space, difference_step
 from sanc.errors import SecondDerivativeError
 
 HvpMode = Literal["auto", "double-backward", "forward-over-reverse", "finite-difference"]
@@ -219,7 +220,7 @@ class FiniteDifference(Hessian):
         return self._difference(v, 1.0)
 
     def error(self, v: Any, product: Any) -> float:
-        # The truncation error is O(h²), so the differences of h and 2h differ by three times that of h.
+        # The truncation error is O(h²), so the differences of h and 2h differ by three times the error of h.
         with torch.enable_grad():
             coarse = self.oracle.leaves.add_decay(self._difference(v, 2.0), v)
         return self.oracle.space.norm(coarse - product)

@@ -20,7 +20,7 @@ LONGER_STEP_RHO = 1.2
 DECIDING_REDUCTION = 0.5
 """If the change of f is below roundoff, a step that reduces the gradient norm by this factor is accepted."""
 WORTHWHILE_GROWTH = 2.0
-"""A longer step is evaluated only if its norm is at least this many times that of the last step."""
+"""A longer step is evaluated only if its norm is at least this many times the norm of the last step."""
 CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 

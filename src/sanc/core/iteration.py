@@ -1,7 +1,7 @@
 """One iteration of a method of the family: Algorithm 1 of the paper, with the numbers of docs/method.md.
 
 A method is a composition of pieces: a model (Krylov space and cubic steps), an acceptance rule and an escape rule. Each
-piece returns a value; the iteration alone writes the state and the record. Vectors are used only through a `Space`, and
+piece returns a value; only the iteration writes the state and the record. Vectors are used only through a `Space`, and
 the objective only through an `Oracle`. Random draws are functions of (seed, iteration, purpose), so that a resumed run
 repeats a run that was not interrupted.
 """
@@ -22,7 +22,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.pieces import Decision, Subspace, required_members
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
-from sanc.core.saved import numbers_of, require_fields, state_error
+from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error
 from sanc.core.space import Vector
 from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.spectrum.krylov import NonFiniteProductError
@@ -187,11 +187,11 @@ class Iteration:
         return x if decision.point is None else decision.point, self._record(progress, decision, seconds)
 
     def _make_steps(self, here: Point) -> _Progress:
-        """Return the iteration after 2.2 to 2.6 at a point."""
+        """Return the progress of the iteration after 2.2 to 2.6 at a point."""
         progress, model, subspace = _Progress(here, here.state.sigma), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
-                return self._stay_with_larger_sigma(progress, f"the {label} of the gradient sample is not finite")
+                return self._stay_or_raise(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
                 subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
@@ -209,18 +209,18 @@ class Iteration:
             note = progress.note if keeps_note else decision.note or progress.note
             return progress._replace(sigma=decision.sigma, decision=decision, note=note)
         except NonFiniteValueError as error:
-            return self._stay_with_larger_sigma(progress, str(error), error.value)
+            return self._stay_or_raise(progress, str(error), error.value)
         except NonFiniteProductError as error:
-            return self._stay_with_larger_sigma(progress, str(error))
+            return self._stay_or_raise(progress, str(error))
         finally:
             if subspace is not None:
                 subspace.release()
 
     def _try_cubic_steps(self, progress: _Progress, subspace: Subspace) -> _Progress:
-        """Return the iteration after the cubic steps; its decision has no point if all of them were rejected."""
+        """Return the progress after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
         if subspace.failure:  # without a cubic step, the gradient step of 2.6 follows
-            return self._stay_with_larger_sigma(progress, subspace.failure)
+            return self._stay_or_raise(progress, subspace.failure)
         here = progress.here
         for _ in range(1 + model.max_resolves if model.proposes else 0):
             step = model.propose(here, subspace, progress.sigma)  # 2.3  u minimises m, globally
@@ -233,7 +233,7 @@ class Iteration:
         return progress
 
     def _try_step(self, progress: _Progress, subspace: Subspace, step: CubicStep) -> tuple[_Progress, CubicStep | None]:
-        """Return the iteration after one cubic step, and the step if it was rejected; then another σ may be tried.
+        """Return the progress after one cubic step, and the step if it was rejected; then another σ may be tried.
 
         The second value is None if the step was accepted, or could not be tried.
         """
@@ -248,12 +248,12 @@ class Iteration:
             trial = subspace.trial_point(here.x, step)  # s = Qu
             subspace.release()
         except NonFiniteProductError as error:
-            stayed = self._stay_with_larger_sigma(progress._replace(step=step), str(error))
+            stayed = self._stay_or_raise(progress._replace(step=step), str(error))
             return stayed._replace(subspace=subspace.failed(str(error))), None
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            stayed = self._stay_with_larger_sigma(progress._replace(step=step), str(error), error.value)
+            stayed = self._stay_or_raise(progress._replace(step=step), str(error), error.value)
             return stayed._replace(skips_escape=True), None
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
@@ -268,10 +268,10 @@ class Iteration:
         )
         return progress, decision.step if decision.point is None else None
 
-    def _stay_with_larger_sigma(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
-        """End the iteration at x with a larger σ, since a value, gradient or product is not finite; return it.
+    def _stay_or_raise(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
+        """Return the progress of an iteration that ends at x with a larger σ, since something is not finite.
 
-        In the first iteration an error is raised instead.
+        Raise `NonFiniteStartError` in the first iteration.
         """
         here = progress.here
         if here.state.iteration == 0:
@@ -355,7 +355,7 @@ class Iteration:
         _parse_rule_numbers(where, numbers)
         for name in vectors:
             if not name.startswith(_VECTOR_PREFIX):
-                raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+                raise unknown_vector_error(where, name)
 
     def restore(self, numbers: Mapping[str, Any], vectors: Mapping[str, Any], tensors: Any = ()) -> None:
         """Continue from the numbers and vectors of a saved state."""

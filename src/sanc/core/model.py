@@ -136,7 +136,7 @@ class KrylovModel(Piece):
     krylov_stop : {"paper", "forcing"}
         "paper": stop when ‖∇m(s)‖ ≤ ε_g and the Ritz residual ≤ max(ε, ‖g‖)/2. "forcing": stop when
         ‖∇m(s)‖ ≤ min(0.2, r, ‖s‖/ℓ)·‖g‖, an inexact Newton condition, or ≤ 0.5 `tol` of `minimize`. Here r is ‖g‖ over
-        that of the iteration before, and ℓ the length scale (see `first_radius`). With an exact f it also stops at
+        ‖g‖ in the iteration before, and ℓ the length scale (see `first_radius`). With an exact f it also stops at
         the first negative curvature. A stored basis is then reorthogonalised.
     lanczos : {"store", "regenerate"}
         Keep the basis, or compute it again in a second pass, which stores three vectors for any J.

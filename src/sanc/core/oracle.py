@@ -2,65 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
-from sanc.core.record import Calls
+from sanc.core.meter import Meter
 from sanc.core.space import Floats, Space, Vector
 from sanc.core.spectrum.krylov import ColumnSource, Lanczos
-from sanc.errors import ArgumentTypeError, shown
-
-T = TypeVar("T")
-
-MAX_REMEMBERED_POINTS = 4
-"""Points of a face, or of a change of variables, whose full vectors are remembered: x, a trial point, an escape point,
-and one more."""
-
-
-@dataclass(slots=True)
-class Meter:
-    """Counts the evaluations of an oracle.
-
-    Attributes
-    ----------
-    value, gradient, product : int
-        Components in the values, gradients and Hessian products evaluated.
-    paper_calls : int
-        Calls as the paper's figures count them.
-    nfev, njev, nhev : int
-        Values, gradients and Hessian products, each counted once whatever its components.
-    """
-
-    value: int = 0
-    gradient: int = 0
-    product: int = 0
-    paper_calls: int = 0
-    nfev: int = 0
-    njev: int = 0
-    nhev: int = 0
-
-    def count_value(self, size: int) -> None:
-        """Count one function value over `size` components."""
-        self.value += size
-        self.nfev += 1
-
-    def count_gradient(self, size: int) -> None:
-        """Count one gradient over `size` components."""
-        self.gradient += size
-        self.njev += 1
-
-    def count_product(self, size: int) -> None:
-        """Count one Hessian product over `size` components."""
-        self.product += size
-        self.nhev += 1
-
-    def snapshot(self) -> Calls:
-        """Return the current component counts."""
-        return Calls(self.value, self.gradient, self.product, self.paper_calls)
 
 
 class Operator(ABC):
@@ -87,7 +37,7 @@ class Operator(ABC):
 
 
 class Eigenbasis(NamedTuple):
-    """The Hessian of a model and the gradient in the eigenbasis of that Hessian, in float64 on the host.
+    """The eigenpairs of the Hessian of a model, and the gradient in their basis, in float64 on the host.
 
     Attributes
     ----------
@@ -282,7 +232,12 @@ class Oracle(ABC):
 
 
 class WrappedOracle(Oracle):
-    """An oracle that evaluates another one, `inner`, which counts the evaluations and draws the samples."""
+    """An oracle that evaluates another one, `inner`, which counts the evaluations and draws the samples.
+
+    A subclass defines everything that depends on the point, on the variables or on the factor of f: a default would
+    silently replace the answer of `inner`. `lanczos` and `norm` have defaults, which use the wrapped operator and the
+    space.
+    """
 
     def __init__(self, inner: Oracle, space: Space) -> None:
         self.inner, self.space = inner, space
@@ -320,101 +275,22 @@ class WrappedOracle(Oracle):
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.inner.restore(numbers)
 
+    @abstractmethod
+    def gradient_sample_value(self, x: Vector) -> float:
+        """Return f(x) on the gradient sample."""
 
-class RecentCache(Generic[T]):
-    """A cache of the last few evaluations, by the identity of the vector; the least recently used one is dropped.
-
-    By default three entries hold f at x, at a trial point and at an escape point. After three more points the value at
-    x is dropped, and an iteration that needs it evaluates it again. The cache has weak references to the vectors, and
-    the entries of deleted vectors count too.
-    """
-
-    def __init__(self, size: int = 3) -> None:
-        self._size = size
-        self._entries: list[tuple[Callable[[], Any], T]] = []
-
-    def __contains__(self, x: Any) -> bool:
-        return any(cached() is x for cached, _ in self._entries)
-
-    def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
-        """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
-        for newer, (cached, evaluation) in enumerate(self._entries[::-1]):
-            if cached() is x:
-                if newer:
-                    self._entries.append(self._entries.pop(-1 - newer))
-                return evaluation
-        return self.put(x, evaluate(x))
-
-    def put(self, x: Any, evaluation: T) -> T:
-        """Cache an evaluation and return it."""
-        self._entries.append((weakref.ref(x), evaluation))
-        del self._entries[: -self._size]
-        return evaluation
-
-    def clear(self) -> None:
-        """Empty the cache."""
-        self._entries.clear()
-
-
-def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
-    """Return the step of a central difference at `x`: ∛eps times the scale of x.
-
-    The cube root balances roundoff against truncation. The scale is the root mean square of the entries of x, at least
-    `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
-    """
-    return float((noise or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))
-
-
-class CachedOracle(WrappedOracle):
-    """The oracle of an exact objective, which is evaluated once at each of the last few points."""
-
-    def __init__(self, inner: Oracle) -> None:
-        super().__init__(inner, inner.space)
-        self.has_matrix = inner.has_matrix
-        self._values: RecentCache[float] = RecentCache()
-        self._gradients: RecentCache[tuple[float, Vector]] = RecentCache()
-
-    @property
-    def box(self) -> Any:
-        """The bounds of `inner`."""
-        return self.inner.box
-
-    @box.setter
-    def box(self, box: Any) -> None:
-        self.inner.box = box
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        return self.inner.shapes
-
+    @abstractmethod
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
-        return x in self._values or x in self._gradients, x in self._gradients
+        """Return whether value and gradient at `x` are cached for the next iteration."""
 
-    def value(self, x: Vector) -> float:
-        return self.gradient(x)[0] if x in self._gradients else self._values.get(x, self.inner.value)
-
-    def gradient(self, x: Vector) -> tuple[float, Vector]:
-        return self._gradients.get(x, self.inner.gradient)
-
-    def gradient_error(self, x: Vector) -> float:
-        return self.inner.gradient_error(x)
-
-    def truncation_error(self, x: Vector) -> Vector | None:
-        return self.inner.truncation_error(x)
-
-    def norm(self, v: Vector) -> float:
-        return self.inner.norm(v)
-
-    def hessian(self, x: Vector) -> Operator:
-        operator = self.inner.hessian(x)
-        if not isinstance(operator, Operator):
-            raise ArgumentTypeError(
-                f"hessian() of {shown(self.inner)} returned {shown(operator)}: return a sanc.extend.Operator."
-            )
-        return operator
-
+    @abstractmethod
     def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
-        return self.inner.eigenbasis(x, free_indices)
+        """Return the eigenpairs of `hessian` at x; None if only products are known."""
 
-    def lanczos(self, operator: Operator, start: Vector, **options: Any) -> ColumnSource:
-        return self.inner.lanczos(operator, start, **options)
+    @abstractmethod
+    def gradient_error(self, x: Vector) -> float:
+        """Return the error of a differenced ∇f(x) due to roundoff in f; 0 for other gradients."""
+
+    @abstractmethod
+    def truncation_error(self, x: Vector) -> Vector | None:
+        """Return the error of each entry of a differenced ∇f(x) due to the size of the difference; None for others."""

@@ -69,7 +69,7 @@ class State:
 
 
 def random_generator(seed: int, iteration: int, purpose: int) -> np.random.Generator:
-    """Return a generator that depends on these three alone, so that a resumed run repeats its draws."""
+    """Return a generator that depends on nothing but these three, so that a resumed run repeats its draws."""
     return np.random.default_rng((seed, iteration, purpose))
 
 
@@ -170,7 +170,7 @@ class Point:
         return step_norm <= self.space.eps * self.x_norm < math.inf
 
     def random_bit(self, purpose: int) -> bool:
-        """Return a random bit that depends on seed, iteration and purpose alone."""
+        """Return a random bit, a function of seed, iteration and purpose."""
         return bool(random_generator(self.state.seed, self.state.iteration, purpose).integers(2))
 
     def random_start(self) -> Vector:

@@ -13,7 +13,7 @@ _RECORD_REMEDIES = {
     "fun": "use value",
     "grad": "use grad_norm, or the grad of the parameters",
     "loss": "use value; in loops without closures the optimiser does not know the loss",
-    "lr": "use param_groups[0]['lr'] of the optimiser; step_norm is the length of the step",
+    "lr": "use param_groups[0]['lr'] of the optimiser; step_norm is the norm of the step",
     "nit": "use iteration",
     "step": "use iteration, or step_norm",
     "x": "the point is in the parameters",

@@ -38,8 +38,9 @@ def require_count(where: str, value: object) -> None:
 def require_fields(where: str, saved: object, cls: Any, other_names: Collection[str] = ()) -> None:
     """Raise an error unless `saved` has the numbers of a dataclass; their defaults determine the types.
 
-    Integers are counts, and floats are finite and not negative. A field whose default is NaN may be any number, also
-    infinite or negative; one with the metadata "signed" may be negative, and one with "positive" may not be 0.
+    Integers are counts, and floats are finite and not negative. A field whose default is infinite may be infinite. One
+    whose default is NaN may be any number, also infinite or negative; one with the metadata "signed" may be negative,
+    and one with "positive" may not be 0.
     `other_names` are names of further entries that may be present.
     """
     entries = require_mapping(where, saved)
@@ -63,7 +64,12 @@ def require_vector_names(where: str, names: Collection[str], cls: Any) -> None:
     vector_names = {item.name for item in fields(cls) if item.default is None}
     for name in names:
         if name not in vector_names:
-            raise ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
+            raise unknown_vector_error(where, name)
+
+
+def unknown_vector_error(where: str, name: str) -> ArgumentError:
+    """Return the error for a vector that the iteration does not have."""
+    return ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")
 
 
 def numbers_of(state: Any) -> dict[str, Any]:
@@ -87,7 +93,7 @@ def _require_field(where: str, value: object, item: Field[Any]) -> None:
         require_count(where, value)
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise state_error(where, value, "a number")
-    elif math.isnan(default) or ("signed" in item.metadata and math.isfinite(value)):
+    elif math.isnan(default) or ("signed" in item.metadata and math.isfinite(value)) or value == default == math.inf:
         return
     elif not (0.0 < float(value) < math.inf or (value == 0.0 and "positive" not in item.metadata)):
         raise state_error(where, value, "a positive number" if "positive" in item.metadata else "a finite number ≥ 0")

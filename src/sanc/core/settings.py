@@ -38,7 +38,7 @@ def setting(default: Any, allowed: Range) -> Any:
 class Piece:
     """A frozen dataclass whose fields are checked: numbers by type and range, booleans, and choices of a `Literal`.
 
-    The pieces of `sanc` derive from it; those of a caller need not.
+    The pieces of `sanc` derive from it; pieces of a caller need not.
     """
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The rules by which the cubic coefficient σ changes.
 
-`SigmaUpdate` has the settings, and `SigmaRule` the formulas. Neither holds the current σ: a rule takes a σ and returns
-the next one.
+`SigmaUpdate` has the settings, and `SigmaRule` the formulas. Neither holds the current σ: the formulas take it, or the
+outcome of a trial with it, and return the next one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ AnyStep = TypeVar("AnyStep", bound=_HasNorm)
 
 @dataclass(frozen=True, slots=True)
 class SigmaRule:
-    """The rule by which σ changes: each method takes a σ and returns the next one.
+    """The rule by which σ changes. Its methods return the next σ, but `limit_step` returns the step of a larger σ.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ ROUNDING_ERRORS = 10.0
 """Rounding errors, in units of eps, that a computed value, gradient or Ritz value may have.
 
 One operation has an error of at most eps/2. Independent errors of a sum of n equal terms add up to about √n eps/2, so
-those of 400 terms to 10 eps. Libraries add longer sums in blocks or pairs, so that their errors grow more slowly.
+the errors of 400 terms to 10 eps. Libraries add longer sums in blocks or pairs, so that their errors grow more slowly.
 """
 
 NEAR_ZERO, NEAR_INFINITY = 1e-300, 1e300
@@ -237,3 +237,12 @@ class NumpySpace(Space):
         projections = rows.dot(v)
         v -= projections.dot(rows)
         return projections
+
+
+def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
+    """Return the step of a central difference at `x`: ∛eps times the scale of x.
+
+    The cube root balances roundoff against truncation. The scale is the root mean square of the entries of x, at least
+    `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
+    """
+    return float((noise or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))

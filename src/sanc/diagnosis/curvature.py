@@ -81,10 +81,7 @@ def measure_curvature(
             network.oracle,
             network.x,
             extremes,
-            {
-                k: vectors[k]
-                for k in converged_pairs(extremes, network.oracle.space.dim, keeps_basis=network.keeps_basis)
-            },
+            {k: vectors[k] for k in converged},
             range(settings.seed + 1, settings.seed + settings.starts),
             count=settings.starts - 1,
             store=network.keeps_basis,

@@ -38,7 +38,7 @@ class Dimension:
     value, error : float
         The ratio, and its error: the standard error over the random starts, the quadrature error and the effect of the
         error of products together.
-    limited_by_roundoff : bool
+    limited_by_product_error : bool
         Whether the error of products is the largest part.
     values, weights : array
         Nodes of the spectral density and their weights, which add up to 1.
@@ -48,7 +48,7 @@ class Dimension:
 
     value: float
     error: float
-    limited_by_roundoff: bool
+    limited_by_product_error: bool
     values: Floats
     weights: Floats
     products: int
@@ -66,7 +66,7 @@ class _Quadrature:
 
 
 def converged_pairs(extremes: Extremes, dim: int, *, keeps_basis: bool) -> list[int]:
-    """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; the ends alone without a basis."""
+    """Return the indices of the Ritz pairs that count as eigenpairs, as many as fit; without a basis only the ends."""
     indices = np.flatnonzero(extremes.relative_residuals <= _RITZ_PAIR_TOLERANCE)
     ends = (0, len(extremes.values) - 1)
     if not keeps_basis:
@@ -106,7 +106,7 @@ def measure_dimension(
         current = _quadrature(alpha, beta, complement_dim)
         return len(alpha) >= _MIN_QUADRATURE_STEPS and (
             complement_dim * current.mean_abs_error <= _standard_error_of_trace(current, complement_dim, count)
-            or _participation_ratio(extremes, dim, [*known], [*quadratures, current], products).limited_by_roundoff
+            or _participation_ratio(extremes, dim, [*known], [*quadratures, current], products).limited_by_product_error
         )
 
     for seed in seeds if complement_dim else ():
@@ -118,7 +118,7 @@ def measure_dimension(
         quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)
         dimension = _participation_ratio(extremes, dim, [*known], quadratures, products)
-        if dimension.limited_by_roundoff:  # more starts do not reduce the error of products
+        if dimension.limited_by_product_error:  # more starts do not reduce the error of products
             break
     if dimension is not None:
         return dimension

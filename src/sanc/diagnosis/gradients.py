@@ -123,8 +123,8 @@ def _require_repeatable(value: float, again: float) -> None:
 def _batch_noise(moments: PartMoments, grad_norm: float, rows: int) -> tuple[float, float]:
     """Return the share of ‖g‖² that is batch noise, and the noise scale in rows; NaN for one batch.
 
-    A batch of n_i rows has a gradient g_i with the variance S/n_i if S is that of a row. With weights w_i = n_i/N
-    of k batches, N Σ w_i ‖g_i − ḡ‖² / (k − 1) estimates S without bias, and S/N is the variance of the mean ḡ.
+    A batch of n_i rows has a gradient g_i with the variance S/n_i if S is the variance of a row. With weights w_i =
+    n_i/N of k batches, N Σ w_i ‖g_i − ḡ‖² / (k − 1) estimates S without bias, and S/N is the variance of the mean ḡ.
     """
     if moments.count == 1:
         return math.nan, math.nan

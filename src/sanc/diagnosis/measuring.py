@@ -100,7 +100,7 @@ def diagnose(
         them up to 33 million parameters.
     process_group : ProcessGroup, "default" or None
         The ranks that measure together, each with batches of its own. By default the group that torch.distributed was
-        initialised with; None: this process alone.
+        initialised with; None: only this process.
     progress : bool
         Print the number of products to the standard error stream.
 
@@ -237,7 +237,7 @@ def _report(
         products=curvature.products,
         hvp=network.oracle.hvp,
         limit=limit,
-        dimension_limit="roundoff" if dimension.limited_by_roundoff else "",
+        dimension_limit="roundoff" if dimension.limited_by_product_error else "",
         density=(dimension.values, dimension.weights),
         profiles=steps.profiles,
     )

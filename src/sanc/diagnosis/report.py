@@ -76,7 +76,7 @@ class Report:
     limit : str
         What keeps the bounds from the accuracy asked for: "roundoff", or "products or time"; empty if they reached it.
     dimension_limit : str
-        "roundoff" if the error of products is the largest part of that of the effective dimension; otherwise empty.
+        "roundoff" if the error of products is the largest part of the error of the dimension; otherwise empty.
     density : tuple of arrays
         Nodes of the spectral density, converged eigenvalues and Ritz values of random starts, and their weights, which
         add up to 1.

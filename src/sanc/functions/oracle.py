@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import Meter, Operator, Oracle, RecentCache, difference_step
+from sanc.core.caching import RecentCache
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.saved import state_error
-from sanc.core.space import NumpySpace, Space, Vector
+from sanc.core.space import NumpySpace, Space, Vector, difference_step
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _MIN_SCALE_RATIO = 1e-3
@@ -208,8 +210,8 @@ class CallableOperator(Operator):
 
     def estimated_error(self, v: Vector, doubled: Vector, product: Vector) -> float:
         """Estimate the error of a product from that with twice the step."""
-        # The truncation error is O(h²), so the differences of h and 2h differ by three times that of h. Differences
-        # below working precision compare as equal, so their roundoff error is added.
+        # The truncation error is O(h²), so the differences of h and 2h differ by three times the error of h.
+        # Differences below working precision compare as equal, so their roundoff error is added.
         roundoff = self.oracle.gradient_error(self.x) * self.oracle.space.norm(v) / self.step()
         return self.oracle.space.norm(doubled - product) + roundoff
 

@@ -20,7 +20,8 @@ from sanc.autograd.buffers import Buffers
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.randomness import UndoneDraws
-from sanc.core.oracle import Meter, Operator
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator
 from sanc.core.space import Floats, Space, Vector
 from sanc.core.spectrum.krylov import ColumnSource, Krylov, Lanczos
 from sanc.graphs.recording import (

@@ -81,7 +81,7 @@ class Examination:
 def examine(
     oracle: Oracle, x: Vector, gradient: GradientOf, result: Any, eps_gradient: float, options: SolveOptions
 ) -> Examination:
-    """Examine the minimum x of an oracle, which has the free variables alone.
+    """Examine the minimum x of an oracle of the free variables.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The free variables of a minimum: those that no active bound fixes. Derivatives are with respect to these alone."""
+"""The free variables of a minimum: those that no active bound fixes. Derivatives are with respect to them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _GRADIENT_ROUNDING_ERRORS, _MAX_RATE_ROUNDOFF = 100.0, 0.05
 _MIN_MOVE_RATIO = 1e-3
 """Smallest scale of a variable relative to the root mean square of x."""
 _DIRECTION_SEED = 13
-"""Seed of the signs with which variables move, beside that of the caller."""
+"""Seed of the signs with which variables move, beside the seed of the caller."""
 
 
 def find_kink(oracle: Oracle, x: Vector, norm: float, seed: int) -> str:

@@ -39,8 +39,9 @@ _MAX_RITZ_VECTOR_ENTRIES = 10_000_000
 _KNOWN_PAIR_TOLERANCE = 0.1
 """Relative residual up to which a Ritz pair of a Krylov space is used."""
 _PAIR_COST, _PAIR_COST_DIM = 0.04, 10_000
-"""Cost of a known pair relative to that of a product in at least so many dimensions: a product with H reads and writes
-about 50 vectors, and a pair reads two. In fewer dimensions the calls of a product cost more than its arithmetic."""
+"""Cost of a known pair relative to the cost of a product in at least so many dimensions: a product with H reads and
+writes about 50 vectors, and a pair reads two. In fewer dimensions the calls of a product cost more than its
+arithmetic."""
 _TRUNCATED_TEST_DIVISOR = 5
 """A truncated solution is tested again after a fifth more products: a test decomposes the tridiagonal matrix."""
 
@@ -74,7 +75,7 @@ class RitzSpace:
 
     Let v = W a + y with y ⟂ W. Block elimination of H v = u leaves the system S y = u − W Wᵀu − (cᵀΘ⁻¹Wᵀu) q on the
     complement of W, with the Schur complement S = (I − WWᵀ)H − (cᵀΘ⁻¹c) q qᵀ; then a = Θ⁻¹(Wᵀu − (qᵀy) c). The
-    eigenvalues of S lie between those of H. If W holds the extreme eigenvectors, they lie closer together.
+    eigenvalues of S lie between the eigenvalues of H. If W holds the extreme eigenvectors, they lie closer together.
 
     Attributes
     ----------

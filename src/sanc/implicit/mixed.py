@@ -20,7 +20,7 @@ _EQUAL_PRODUCTS_EXPONENT = 0.25
 error of 64 eps^(2/3), 2e-9."""
 _MAX_SPREAD_FRACTION = 0.1
 """The differences contradict a product if their spread is at most this fraction of their smallest distance from it:
-errors of differences depend on the step, and that of a missing derivative does not."""
+errors of differences depend on the step, and the error of a missing derivative does not."""
 _MAX_GROUPS = 8
 """Groups of parameters, each of which is moved by itself, for two gradients."""
 
@@ -106,7 +106,7 @@ class MixedProducts:
 def examine_mixed(
     products: MixedProducts, names: Sequence[str], inverse: Callable[[Tensor], Tensor] | None
 ) -> MixedDerivative:
-    """Compare M with differences of ∇_x f along random directions, and estimate its norm and that of H⁻¹M.
+    """Compare M with differences of ∇_x f along random directions, and estimate the norms of M and H⁻¹M.
 
     Parameters
     ----------

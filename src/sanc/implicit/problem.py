@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 
 from sanc.autograd.internals import nodes
 from sanc.core.bounded.bounds import Box
-from sanc.core.oracle import Oracle, difference_step
-from sanc.core.space import Space
+from sanc.core.oracle import Oracle
+from sanc.core.space import Space, difference_step
 from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, shown
 from sanc.implicit.derivatives import gradient, is_transformed, norm_of
 from sanc.implicit.examination import SolveOptions

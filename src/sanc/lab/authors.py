@@ -1,4 +1,4 @@
-"""The authors' program as a preset, for comparing its curves with those of the paper's algorithm (D3).
+"""The authors' program as a preset, for comparing its curves with curves of the paper's algorithm (D3).
 
 It differs from the paper in the escape rule, in the lower bound of σ and in the sampling.
 """

@@ -146,7 +146,7 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
 
 
 def _fewer(claim: Claim, pairs: Sequence[tuple[float, float]]) -> Tested:
-    """Test the logarithms of the ratios; the signs alone if a run did not reach the level."""
+    """Test the logarithms of the ratios; only the signs if a run did not reach the level."""
     if np.isfinite(pairs).all():
         logs = [float(np.log(ours / theirs)) for ours, theirs in pairs]
         return Tested(claim, statistics.below(logs, 0.0), statistics.above(logs, 0.0))
@@ -211,7 +211,7 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
 
 
 def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Tested:
-    """Test that SANC's final loss exceeds that of another method by less than the margin of that method's decrease."""
+    """Test that SANC's final loss exceeds another method's by less than the margin of that method's decrease."""
     pairs = _pairs(methods, other)
     ours, theirs = ([pair[k].final_loss for pair in pairs] for k in range(2))
     decrease = float(np.mean([float(their.columns["loss"][0]) - their.final_loss for _, their in pairs]))

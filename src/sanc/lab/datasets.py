@@ -35,7 +35,7 @@ BUNDLED = ("breast_cancer", "digits", "iris", "wine")
 Folder: TypeAlias = str | os.PathLike[str] | None
 
 _FILE_ENDINGS = ("", ".txt", ".bz2", ".xz", ".gz", ".txt.bz2", ".txt.xz", ".txt.gz")
-"""What may follow the name of a data set in that of its file."""
+"""What may follow the name of a data set in the name of its file."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ USER_FIGURE = "own"
 
 @dataclass(frozen=True)
 class Variant:
-    """A method of a panel whose preset and options do not depend on those of the panel."""
+    """A method of a panel with a preset and options of its own."""
 
     method: str
     preset: str = "robust"

@@ -29,7 +29,7 @@ def cnn(channels: int, side: int, classes: int, kind: str = "tanh") -> nn.Sequen
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Set Xavier uniform weights and zero biases, as a function of the seed alone."""
+    """Set Xavier uniform weights and zero biases, as a function of the seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():

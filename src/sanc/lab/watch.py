@@ -24,7 +24,7 @@ from torch import Tensor
 from sanc import ArgumentError, Branch, Record
 from sanc.errors import ArgumentTypeError, call_problem, is_number, require_integer, shown
 
-if TYPE_CHECKING:  # at run time `ProgressLine` alone imports rich, so that other targets do not need the extra
+if TYPE_CHECKING:  # at run time only `ProgressLine` imports rich, so that other targets do not need the extra
     from rich.console import Console
 
 __all__ = ["ProgressLine", "StepLog", "to_tensorboard", "to_wandb"]
@@ -35,7 +35,7 @@ Target: TypeAlias = Callable[[Numbers, int], None]
 _WINDOW = 50
 """Number of losses from which the batch noise is estimated: its relative error is then about 1/√(2·50) = 10 %."""
 _BRANCHES = {branch: float(number) for number, branch in enumerate(Branch)}
-"""Numbers of the branches, for loggers that accept numbers alone."""
+"""Numbers of the branches, for loggers that accept only numbers."""
 
 
 class HasRecord(Protocol):

@@ -15,7 +15,7 @@ from sanc.leastsquares.accelerated import accelerated
 MAX_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
 GAUSS_NEWTON_SIGMA_RATIO = 1e-12
-"""The initial σ relative to that of `minimize`: so small that the first step is a Gauss–Newton step."""
+"""The initial σ relative to the one of `minimize`: so small that the first step is a Gauss–Newton step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class NetworkSubspace(KrylovSubspace):
 class NetworkModel(JacobianModel):
     """Minimises the model in the whole space, from the smaller Gram matrix of a stored Jacobian.
 
-    The settings are those of `CubicModel`. If the Jacobian is not stored, or the model needs the whole Hessian, the
-    model is that of the Krylov space.
+    It has the settings of `CubicModel`. If the Jacobian is not stored, or the model needs the whole Hessian, the
+    step is made in the Krylov space.
     """
 
     def build(self, here: Point) -> KrylovSubspace:

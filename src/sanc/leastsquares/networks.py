@@ -35,7 +35,7 @@ class NetworkResiduals:
     """Residuals of a network at points, as a function of its parameters; pass it to `least_squares`.
 
     The cost is ½ Σ_t w_t mean_i r_t(u, x_i)², over terms t with weights w_t: residual i of a term is multiplied by
-    √(w_t/N_t). Each residual depends on one point alone, so that a Jacobian costs little more than a gradient.
+    √(w_t/N_t). Each residual depends on one point, so that a Jacobian costs little more than a gradient.
 
     Parameters
     ----------

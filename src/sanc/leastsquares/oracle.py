@@ -21,8 +21,10 @@ import numpy as np
 from scipy.linalg.lapack import dgeqrf, dgesdd
 
 from sanc.core.bounded.bounds import Box
+from sanc.core.caching import RecentCache
 from sanc.core.dense import eigenpairs
-from sanc.core.oracle import Eigenbasis, Meter, Operator, RecentCache
+from sanc.core.meter import Meter
+from sanc.core.oracle import Eigenbasis, Operator
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.functions.oracle import CallableOperator, CallableOracle
@@ -340,7 +342,7 @@ class ResidualOracle(CallableOracle):
     def curvature_tolerance(self, z: Any) -> float:
         """Return the largest −λ_min of a solution in scaled variables, in which columns of the Jacobian have norm 1.
 
-        Negative curvature is due to the second-order term alone, which is about ‖w‖/‖z‖ if the columns change by their
+        Only the second-order term has negative curvature. It is about ‖w‖/‖z‖ if the columns change by their
         norms over a distance ‖z‖. It is tested to √tol of that, or to `tol` if the residuals are small.
         """
         weighted, norm = self.with_jacobian(z).sizes()
@@ -352,7 +354,7 @@ class ResidualOracle(CallableOracle):
         """Return the binary exponents of the column norms of the Jacobian; −∞ for a zero column.
 
         The parameters of a network have one unit, and keep their proportions: the exponent is that of the largest norm.
-        Separate ones would lengthen steps of parameters that have little effect, as those of saturated units.
+        Separate ones would lengthen steps of parameters that have little effect, as the parameters of saturated units.
         """
         with np.errstate(divide="ignore"):
             norms = evaluation.column_norms()
@@ -431,7 +433,7 @@ class _ModelOperator(Operator):
 
 
 class _WholeOperator(CallableOperator):
-    """The whole Hessian. Without automatic differentiation the second-order term alone is differenced."""
+    """The whole Hessian. Without automatic differentiation only the second-order term is differenced."""
 
     oracle: ResidualOracle
 

@@ -12,7 +12,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from sanc.core.bounded.bounds import Box
-from sanc.core.oracle import Meter
+from sanc.core.meter import Meter
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, in_place_error, shown
 from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS

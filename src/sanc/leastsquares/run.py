@@ -115,7 +115,7 @@ class LeastSquaresRun(Run):
         )
 
     def _norm_in_columns(self, g: Vector) -> float:
-        """Return ‖∇f‖ in variables scaled by the columns of the Jacobian; g is the gradient in those of the run."""
+        """Return ‖∇f‖ in variables scaled by the columns of the Jacobian; g belongs to the variables of the run."""
         oracle = self.residual_oracle
         if not oracle.is_preconditioned:
             return oracle.norm(g)

@@ -12,7 +12,7 @@ from scipy.linalg import solve_triangular
 from sanc.core.space import Floats
 
 _MAX_EXPONENT_FRACTION = 0.25
-"""Largest exponent of d relative to that of its type: products of squares of d remain finite."""
+"""Largest exponent of d relative to the largest one of its type: products of squares of d remain finite."""
 ROUNDED_EXPONENT = 0.5
 """Largest distance of a binary exponent from its rounded value: a column norm that exceeds 2^exponent by the factor
 2^0.5 has a larger exponent."""
@@ -55,7 +55,7 @@ class Variables:
         return g * self.matrix if self.matrix.ndim == 1 else g @ self.matrix
 
     def columns(self, jacobian: Floats, free_indices: Any = None, out: Any = None) -> Floats:
-        """Return JA, of a diagonal A the columns of some variables alone."""
+        """Return JA; if A is diagonal, only its columns of some variables."""
         if self.matrix.ndim == 1:
             matrix = self.matrix if free_indices is None else self.matrix[free_indices]
             product: Floats = np.multiply(

@@ -83,8 +83,8 @@ class StepResults(NamedTuple):
     # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
     # weights c_i, this is ‖(c_i/c)(z − x)‖².
     z_offset_norm_square: float
-    checksum_before: float  # that of the parameters before the step
-    checksum: float  # that of the parameters which the step returns
+    checksum_before: float  # checksum of the parameters before the step
+    checksum: float  # checksum of the parameters that the step returns
     unit_step_norm1: float | None = None  # distance bound: the 1-norm of s/η
     offset_norm1: float = 0.0  # distance bound: ‖z − x‖_1
     inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩

@@ -278,13 +278,13 @@ class MinibatchIteration:
         return state.first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
 
     def _has_normal_first_loss(self, value: float) -> bool:
-        """Whether the first loss is above the present one, but not as far as that of an outlier."""
+        """Whether the first loss is above the present one, but not as far as the loss of an outlier."""
         return value <= self.state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
         """Return the outcome of a step along negative curvature if the loss stagnates; None: no step was made.
 
-        The loss is tested at averaged steps 200, 400, 800, …; the first mean loss to compare with is that of step 100.
+        The loss is tested at averaged steps 200, 400, 800, …; the first mean loss to compare with is taken at step 100.
         Lanczos starts at a random vector. The step has to pass the ratio test, and is accepted if more than half of its
         predicted decrease is along negative curvature.
         """
@@ -364,7 +364,7 @@ class MinibatchIteration:
     def _add_new_parameters(
         self, preconditioner: Preconditioner, new: Sequence[bool], g: Vector, norm: float, oracle: Oracle
     ) -> None:
-        """Restore the tensors of the earlier parameters; those of new ones stay as the gradient initialised them."""
+        """Restore the tensors of the earlier parameters; tensors of new ones stay as the gradient initialised them."""
         tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
         preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
         growth = joining.gradient_growth(self.state, g, norm, oracle)
@@ -449,7 +449,7 @@ class MinibatchIteration:
         by_results = updates.changes_by_results(state, self.settings, scalars, results)
         self._update_state(**(losses | moved.vectors | by_results))
         self._expect_projections()
-        if self._are_at_x(oracle) is not were_at_x:  # the checksum is that of another point
+        if self._are_at_x(oracle) is not were_at_x:  # the checksum belongs to another point
             self._update_state(checksum=math.nan)
         if self.state.projection_countdown or self.state.last_written_x is not None:
             last = {"last_x": x, "last_written_x": moved.point} if self.state.projection_countdown else _NO_PROJECTION
@@ -523,7 +523,7 @@ class MinibatchIteration:
         """Return the first point of the run if its loss on this batch is far lower; otherwise None.
 
         Such a loss shows that the second-order phase fitted outliers. The losses are compared at averaged steps 0, 1,
-        2, 4, 8 and 16. If the first loss was that of an outlier, they are compared once, and the loss at the first
+        2, 4, 8 and 16. If the first loss was an outlier, they are compared once, and the loss at the first
         point need only be lower.
         """
         state, value, first_point = self.state, results.value, self.state.first_point
@@ -607,7 +607,7 @@ class MinibatchIteration:
         return state.nonfinite_batches > 1
 
     def _reduce_eta(self) -> None:
-        """Reduce η, until the last steps are aligned."""
+        """Halve η; it grows back when the last steps are aligned."""
         self._update_state(eta_reduction=_ETA_REDUCTION_FACTOR * self.state.eta_reduction)
 
     def _return_to_safe_point(self, x: Vector, oracle: Oracle, record: Record) -> tuple[Vector, Record]:

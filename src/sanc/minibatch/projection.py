@@ -34,7 +34,7 @@ class Tangent(NamedTuple):
     """The projection P on the vectors that do not lead out of the set, at some of its bounds."""
 
     blocked: Tensor  # entries that are at a bound
-    normals: Tensor  # those of slices
+    normals: Tensor  # of slices
     shapes: Shapes
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def tangent_for(normals: Normals, step: Tensor, shapes: Shapes) -> Tangent:
 def find_normals(last_x: Tensor, written_x: Tensor, x: Tensor, shapes: Shapes) -> Normals:
     """Return the normals, from x before the last step and after it, and from what the caller has made of the latter.
 
-    An entry is at a bound if the caller put it back to its value before the step, or changed its sign alone, as |x|
+    An entry is at a bound if the caller put it back to its value before the step, or changed only its sign, as |x|
     does.
     """
     is_at_bound = (x == last_x) | (x == -written_x)

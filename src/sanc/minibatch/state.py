@@ -34,7 +34,7 @@ class MinibatchState:
     first_loss: float = math.nan  # the loss at the first point
     last_decrease: float = math.nan  # decrease of the loss by the last step, on its own batch
     last_loss: float = math.nan  # loss that the last step reached, on its own batch
-    last_step_was_long: bool = False  # whether the norm of the last step exceeded that of an averaged step
+    last_step_was_long: bool = False  # whether the last step was longer than an averaged step
     # The averaged phase: counts.
     steps: int = field(default=0, metadata=_RESET_ON_RESTART)  # averaged steps made
     last_extension: int = field(default=0, metadata=_RESET_ON_RESTART)  # steps made when parameters last joined

@@ -6,7 +6,7 @@ first point. Such a weight is smaller in wide layers, and follows the units of t
 The first gradients of an m × n matrix are coherent, that is, of low rank. A matrix of low rank with entries ±1 has a
 spectral norm near √(mn); random initial weights of size w have one near w(√m + √n). So the first steps have to be
 smaller by the square root of the smaller side to change the matrix by `scale`, relatively. Later gradients are mostly
-noise, and their spectral norm is that of random matrices. Therefore η grows at most as √(k/n) over the first n steps,
+noise, and they have the spectral norm of random matrices. Therefore η grows at most as √(k/n) over the first n steps,
 where n is a typical smaller side. For the same reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a
 heuristic; docs/results/networks.md compares ramps.
 
@@ -162,7 +162,7 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     """Return the factor of η at the start of averaging.
 
     If the second-order phase has converged (`_CONVERGED_FRACTION`), averaging starts with steps of the norm of its last
-    step, `step_norm`. Otherwise the factor is that of the state.
+    step, `step_norm`. Otherwise the factor is `state.eta_reduction`.
     """
     share = step_norm / typical_step_norm(state, settings, dim)
     converged = abs(value) < _CONVERGED_FRACTION * abs(state.first_loss) and share < _CONVERGED_FRACTION

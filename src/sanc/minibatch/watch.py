@@ -77,8 +77,8 @@ class LossMean(NamedTuple):
 def updated_loss_mean(state: MinibatchState, value: float) -> LossMean:
     """Return the running mean and variance with one more loss, and the lowest mean.
 
-    Until the weight 1/(k + 1) of the k-th loss is below that of the decay, the mean is that of all losses, of which the
-    first counts twice.
+    Until the weight 1/(k + 1) of the k-th loss is below the weight of the decay, the mean is taken over all losses, of
+    which the first counts twice.
     """
     if math.isnan(state.loss_mean):
         count, mean, variance, lowest = 0, value, 0.0, value

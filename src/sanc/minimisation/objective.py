@@ -18,7 +18,8 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HvpMode
-from sanc.core.oracle import CachedOracle, Oracle
+from sanc.core.caching import CachedOracle
+from sanc.core.oracle import Oracle
 from sanc.core.space import NumpySpace, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line, in_place_error, shown
 from sanc.functions.differences import SCHEMES, DifferenceOracle

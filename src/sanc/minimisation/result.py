@@ -59,7 +59,7 @@ _OTHER_ATTRIBUTES = {
 class Result(Entries, Generic[P]):
     """SciPy's result, whose `repr` abbreviates long vectors and prints the number of records in the history.
 
-    The intermediate result of a callback has `x`, `fun`, `nit`, `record` and `state` alone.
+    The intermediate result of a callback has only `x`, `fun`, `nit`, `record` and `state`.
 
     Attributes
     ----------

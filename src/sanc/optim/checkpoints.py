@@ -16,8 +16,8 @@ from torch import Tensor
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.masters import LOW_PRECISION
 from sanc.autograd.products import OPTIMIZER_HVP_MODES
+from sanc.core.meter import Meter
 from sanc.core.method import Method
-from sanc.core.oracle import Meter
 from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
 from sanc.errors import ArgumentError, one_of, shown, warn, without_addresses
 from sanc.optim.driving import STYLES, Driver
@@ -129,7 +129,7 @@ def saved_settings(method: Method) -> dict[str, Any]:
 def checked_groups(
     saved: Any, current: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the saved groups, without 'run_state', if they fit those of this optimiser."""
+    """Return the saved groups, without 'run_state', if they fit the groups of this optimiser."""
     if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) for group in saved):
         raise state_error("state_dict['param_groups']", saved, "a list of groups")
     groups = [{name: value for name, value in group.items() if name != "run_state"} for group in saved]
@@ -204,7 +204,7 @@ def checked_vectors(
 
 
 def warn_of_changes(driver: Driver, run_state: Mapping[str, Any]) -> None:
-    """Warn of settings that differ from those of the saved run."""
+    """Warn of settings that differ from the settings of the saved run."""
     for name, value in run_state["settings"].items():
         current = saved_settings(driver.method).get(name)
         if current != value:

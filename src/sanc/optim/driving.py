@@ -27,8 +27,8 @@ from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import OptimizerHvpMode
 from sanc.autograd.randomness import DrawTests, UndoneDraws, repeatable_draws
 from sanc.core.interrupts import interruptible, uninterrupted
+from sanc.core.meter import Meter
 from sanc.core.method import Method
-from sanc.core.oracle import Meter
 from sanc.core.record import Record
 from sanc.errors import ArgumentError, ArgumentTypeError, warn
 from sanc.graphs.capture import Capture
@@ -272,7 +272,7 @@ class Driver:
         return loss
 
     def _adapt_to(self, leaves: Leaves, x: Tensor) -> None:
-        """If the trainable parameters differ from those of the last step, keep the state of those that stay."""
+        """If the trainable parameters differ from the last step's, keep the state of those that stay."""
         last, self.last_leaves = self.last_leaves, leaves
         if last is not None and last.matches(leaves):
             return

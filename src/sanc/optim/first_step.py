@@ -116,7 +116,7 @@ class _ReturnedLosses:
         return {node for loss in self._losses for node in nodes(loss.grad_fn)}
 
     def graph_inputs(self, leaves: Leaves) -> set[Any]:
-        """Return the nodes whose inputs are leaves alone, and release the rest of the graph.
+        """Return the nodes that have only leaves as inputs, and release the rest of the graph.
 
         A call that computes the loss anew has other nodes. Those kept here have no activations behind them.
         """

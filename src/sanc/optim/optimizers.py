@@ -198,7 +198,7 @@ class CubicOptimizer(Optimizer):
 
     @property
     def style(self) -> str:
-        """The style of the steps: closures that return the "loss", that call "backward", or "gradients" alone."""
+        """The style of the steps: closures that return the "loss", that call "backward", or only "gradients"."""
         return self._driver.oracle.style
 
     @property

@@ -79,7 +79,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class MinimizeOptions(OptimizerOptions, total=False):
-    """Pieces and settings that `minimize` and `method_for` accept by name; `lr` is that of `GradientStep`."""
+    """Pieces and settings that `minimize` and `method_for` accept by name; `lr` belongs to `GradientStep`."""
 
     lr: float
     epsilon_s: float

@@ -81,7 +81,7 @@ class ParameterDigests:
     Attributes
     ----------
     changed : bool
-        Whether the trainable parameters differ from those of the last step.
+        Whether the trainable parameters are others than in the last step.
     """
 
     def __init__(self) -> None:

@@ -279,7 +279,7 @@ def quick_fingerprint(vector: Tensor) -> int:
     """Return 48 bits that depend on the sums of 32 neighbouring words of a vector.
 
     It costs little more than one sum over the vector. Changes that leave every sum as it is, such as two exchanged
-    neighbours, are found by `fingerprint` alone.
+    neighbours, are found by `fingerprint` only.
     """
     words = vector.detach().contiguous()
     words = words.view(torch.int32 if words.element_size() % 4 == 0 else _INTEGER_TYPES[words.element_size()])

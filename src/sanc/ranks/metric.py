@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
-from sanc.core.oracle import Meter
+from sanc.core.meter import Meter
 from sanc.errors import ArgumentError, shown
 from sanc.minibatch.metrics.base import Metric, Preconditioner, RankReduction, create_on_meta
 from sanc.ranks.group import Ranks

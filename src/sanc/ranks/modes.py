@@ -17,7 +17,7 @@ from torch import Tensor
 from sanc.autograd.gradient_only import GradientOnlyOracle
 from sanc.autograd.leaves import Leaves
 from sanc.autograd.oracle import AutogradOracle
-from sanc.core.oracle import Meter
+from sanc.core.meter import Meter
 from sanc.minibatch.metrics.base import Metric, Preconditioner
 from sanc.ranks.compare import (
     ParameterDigests,

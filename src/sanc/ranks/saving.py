@@ -79,8 +79,8 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
 def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int:
     """Restore model and optimiser from the newest checkpoint of a folder; all ranks must call this function.
 
-    The number of ranks may differ from that of the run that saved the checkpoint. If a file of it is damaged or
-    missing, or the checkpoint is that of another model or optimiser, an error is raised and nothing is changed.
+    The run may have another number of ranks than the one that saved the checkpoint. If a file of it is damaged or
+    missing, or the checkpoint belongs to another model or optimiser, an error is raised and nothing is changed.
 
     Parameters
     ----------

@@ -322,7 +322,7 @@ def logistic_regression_path(
 ) -> tuple[Any, Any, Any]:
     """Fit a logistic regression to all rows for many values of C, each from the coefficients of the one before.
 
-    The fits are made in ascending order of C. They are those of `LogisticRegressionCV`, without folds.
+    The fits are made in ascending order of C. They are the fits of `LogisticRegressionCV`, without folds.
 
     Parameters
     ----------

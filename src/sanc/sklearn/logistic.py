@@ -30,7 +30,7 @@ class LogisticRegression(LinearClassifier):
     fit_intercept : bool
         Whether the scores have an intercept.
     class_weight : mapping, "balanced" or None
-        Weights of the classes, which multiply those of the rows.
+        Weights of the classes, which multiply the weights of the rows.
     tol : float
         The fit of a convex sum ends when no entry of the gradient of the mean loss exceeds `tol`, as in scikit-learn;
         that of the "nonconvex" penalty ends when the gradient norm does not.

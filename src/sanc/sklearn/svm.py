@@ -25,7 +25,7 @@ class NonconvexSVM(LinearClassifier):
     fit_intercept : bool
         Whether the scores have an intercept.
     class_weight : mapping, "balanced" or None
-        Weights of the classes, which multiply those of the rows.
+        Weights of the classes, which multiply the weights of the rows.
     tol : float
         The fit ends when the gradient norm is at most `tol` and no negative curvature is found.
     max_iter : int

@@ -34,7 +34,7 @@ _MIN_BLOCK_ROWS = 32
 """Rows of a block of a very wide X, so that the overhead per block remains small."""
 
 _MATRIX_SPEED = 10.0
-"""Speed of the multiplications of a matrix product, relative to those of a product with a vector.
+"""Speed of the multiplications in a matrix product, relative to a product with a vector.
 
 Measured with 100,000 × 54 entries on one core: XᵀDX takes 32 ms, and XᵀDXv 6.4 ms. A matrix of d columns therefore
 costs as much as d/10 products.
@@ -80,7 +80,7 @@ class FiniteSum(ABC):
 
     @abstractmethod
     def hessian(self, w: Array) -> Callable[[Array], Array]:
-        """Return v ↦ ∇²f(w) v. Terms that depend on w alone are computed once."""
+        """Return v ↦ ∇²f(w) v. Terms that depend only on w are computed once."""
 
     def hessian_matrix(self, w: Array) -> Array | None:
         """Return ∇²f(w) as a float64 matrix if it costs less than the products of an iteration; None otherwise."""

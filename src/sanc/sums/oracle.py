@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sanc.core.oracle import Meter, Operator, Oracle, RecentCache
+from sanc.core.caching import RecentCache
+from sanc.core.meter import Meter
+from sanc.core.oracle import Operator, Oracle
 from sanc.core.saved import state_error
 from sanc.core.space import Floats, NumpySpace
 from sanc.errors import ArgumentTypeError, require, require_integer, shown

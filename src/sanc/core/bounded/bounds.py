@@ -2,7 +2,7 @@
 
 A run with bounds minimises on one face of the box in each iteration. Variables at a bound are held there if the
 negative gradient points out of the box. The others are free, and all those that were held with the wrong sign are
-released together. A `FaceOracle` evaluates f as a function of the free variables alone, so that the iteration, the
+released together. A `FaceOracle` evaluates f as a function of the free variables only, so that the iteration, the
 certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
 are the same objects, and the steps are those without bounds bit for bit.
 
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import MAX_REMEMBERED_POINTS, Eigenbasis, Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.caching import MAX_REMEMBERED_POINTS, RecentCache
+from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.space import Floats, NumpySpace, Space, Vector
 
 

@@ -10,7 +10,7 @@ lead, its curvature is τ, the mean of |Ritz values|. If the space is the whole 
 further product, also not after a rejection. Its predicted decrease is m(0) − m(s), and the ratio test is as without
 bounds.
 
-A subspace may have no basis: that of a user's model, or a Krylov space whose basis is not stored. Its step is then
+A subspace may have no basis: a user's model has none, or the basis of a Krylov space is not stored. Its step is then
 projected on the box, and one product gives m(s) with the Hessian as B̂. If m does not decrease, the step is the Cauchy
 point on the projected gradient.
 """
@@ -254,7 +254,7 @@ class _Quadratic:
         The gradient.
     basis : ndarray
         Q and the next Lanczos vector, as rows.
-    inner : ndarray
+    coefficients : ndarray
         C: T − τI, bordered by β.
     shift : float
         τ, the curvature outside the space.
@@ -262,7 +262,7 @@ class _Quadratic:
 
     g: Floats
     basis: Floats
-    inner: Floats
+    coefficients: Floats
     shift: float
 
     @classmethod
@@ -273,17 +273,17 @@ class _Quadratic:
         if len(rows) < space.dim:
             shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
         if basis.last_beta > 0.0:
-            # B is known on Q alone. With T positive definite, β²/pivot is the smallest curvature of the next vector for
+            # B is known on Q only. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.
             rows = np.vstack([rows, _host(basis.next_vector)])
             diagonal = np.append(diagonal, max(basis.schur_complement, shift))
             off_diagonal = np.append(off_diagonal, basis.last_beta)
-        inner = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        return cls(_host(space.tensor(here.g)), rows, inner, shift)
+        coefficients = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+        return cls(_host(space.tensor(here.g)), rows, coefficients, shift)
 
     def multiply(self, v: Floats) -> Floats:
         """Return B̂v."""
-        product: Floats = self.basis.T @ (self.inner @ (self.basis @ v)) + self.shift * v
+        product: Floats = self.basis.T @ (self.coefficients @ (self.basis @ v)) + self.shift * v
         return product
 
 

@@ -24,11 +24,12 @@ ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
 ROUNDING_PROBES = 3
 """Random vectors of which the largest product estimates the rounding error of a gradient."""
 _SECOND_DIFFERENCE_ERRORS = 4.0
-"""Rounding errors of f in a second difference: those of two values and of twice the third."""
+"""Rounding errors of f in a second difference: one for each of two values, and two for twice the third."""
 _DERIVATIVE_TOLERANCE = 0.1
 """Relative error of a directional derivative above which it is inconsistent."""
 _ASYMMETRY_TOLERANCE = 1e-4
-"""Relative size of vᵀHu − uᵀHv above which products are inconsistent: smaller, since they have no truncation error."""
+"""Relative size of vᵀHu − uᵀHv above which products are inconsistent. It is smaller than `_DERIVATIVE_TOLERANCE`, since
+products have no truncation error."""
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
 """Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
 6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""

@@ -13,7 +13,7 @@ from sanc.core.runs.run import Run
 
 
 def enter_face(run: Run) -> None:
-    """Continue on the face of the current point: the run's oracle and vectors then have its free variables alone.
+    """Continue on the face of the current point: the run's oracle and vectors then have only its free variables.
 
     Variables at a bound are released if f decreases from it into the box. If the gradient of all free variables is then
     below the tolerance, x is stationary; all variables at bounds are held, and the curvature between them is tested.

@@ -92,7 +92,7 @@ def _leave_weak_bounds(run: Run) -> bool:
     """Move x from a second-order point of its face into the box, if f decreases there along negative curvature.
 
     Only variables with a zero multiplier can be released at a stationary point. Whether f is lower in some combination
-    of them cannot be decided with few products, so that the direction of the left-most Ritz value alone is tried.
+    of them cannot be decided with few products, so that only the direction of the left-most Ritz value is tried.
     """
     certificate = run.certificate
     if not (run.needs_products and release_weak_bounds(run)):

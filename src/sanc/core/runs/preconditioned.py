@@ -1,6 +1,6 @@
 """A run in the norm of a preconditioner M = LLᵀ: the variables are y with x = Ly.
 
-Krylov space, cubic model, step norm and escape are those of f(Ly), so that lengths are √(xᵀM⁻¹x). Tolerances and the
+Krylov space, cubic model, step norm and escape belong to f(Ly), so that lengths are √(xᵀM⁻¹x). Tolerances and the
 certificate refer to f in the variables x.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.oracle import MAX_REMEMBERED_POINTS, Operator, Oracle, RecentCache, WrappedOracle
+from sanc.core.caching import MAX_REMEMBERED_POINTS, RecentCache
+from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import Vector
@@ -45,7 +46,7 @@ class Factor:
         return self.matrix * v if self.matrix.ndim == 1 else self.matrix.T @ v
 
     def bound(self, errors: Tensor) -> Tensor:
-        """Return bounds of the entries of Lᵀe, given those of the entries of e."""
+        """Return bounds of the entries of Lᵀe, given bounds of the entries of e."""
         return self.matrix.abs() * errors if self.matrix.ndim == 1 else self.matrix.abs().T @ errors
 
     def solve(self, v: Tensor) -> Tensor:
@@ -103,6 +104,10 @@ class PreconditionedOracle(WrappedOracle):
 
     def hessian(self, x: Vector) -> Operator:
         return _PreconditionedOperator(self, self.inner.hessian(self.original(x)))
+
+    def eigenbasis(self, x: Vector, free_indices: Any = None) -> Eigenbasis | None:
+        """Return None: the eigenvectors of H are not eigenvectors of LᵀHL."""
+        return None
 
 
 class _PreconditionedOperator(Operator):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sanc.core.oracle import Meter
+from sanc.core.meter import Meter
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import require_exponent
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
-from sanc.core.saved import require_count, require_fields, require_mapping, require_vector, state_error
+from sanc.core.saved import numbers_of, require_fields, require_mapping, require_vector, state_error
 from sanc.errors import ArgumentError
 
 
@@ -28,14 +28,9 @@ def save_run(run: Run) -> dict[str, Any]:
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],
         "meter": asdict(run.oracle.meter),
         "cached": run.oracle.is_cached(run.x),
-        "stalled_iterations": run.stall_monitor.iterations,
-        "best_grad_norm": run.stall_monitor.best_grad_norm,
+        "stall_monitor": numbers_of(run.stall_monitor),
+        "step_monitor": numbers_of(run.step_monitor),
         "first_value": run.first_value,
-        "consistency": [
-            run.step_monitor.mismatches,
-            run.step_monitor.gradient_verified,
-            run.step_monitor.noise_checked,
-        ],
         "oracle": run.oracle.numbers(),
     }
 
@@ -49,9 +44,8 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> None:
     run.scale_objective(exponent)
     run.x = state["x"]
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
-    run.stall_monitor = StallMonitor(state["stalled_iterations"], state["best_grad_norm"])
+    run.stall_monitor, run.step_monitor = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
     run.first_value = state["first_value"]
-    run.step_monitor = StepMonitor(*state["consistency"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)
@@ -100,18 +94,13 @@ def _check_iteration_state(run: Run, state: Mapping[str, Any]) -> list[dict[str,
 
 def _check_progress(state: Mapping[str, Any]) -> None:
     """Raise an error unless the numbers of a saved run have their types and ranges."""
-    require_fields("resume['meter']", state["meter"], Meter)
-    require_count("resume['stalled_iterations']", state["stalled_iterations"])
-    best_grad_norm, cached = state["best_grad_norm"], state["cached"]
-    if not isinstance(best_grad_norm, float) or not best_grad_norm >= 0.0:
-        raise state_error("resume['best_grad_norm']", best_grad_norm, "a number ≥ 0")
+    for name, kind in (("meter", Meter), ("stall_monitor", StallMonitor), ("step_monitor", StepMonitor)):
+        require_fields(f"resume[{name!r}]", state[name], kind)
+    cached, first_value = state["cached"], state["first_value"]
     if _types_of(cached) != [bool, bool]:
         raise state_error("resume['cached']", cached, "two of True and False")
-    first_value, checks = state["first_value"], state["consistency"]
     if not isinstance(first_value, float):
         raise state_error("resume['first_value']", first_value, "a number")
-    if _types_of(checks) != [int, bool, bool] or checks[0] < 0:
-        raise state_error("resume['consistency']", checks, "an integer ≥ 0 and two of True and False")
 
 
 def _types_of(entries: Any) -> list[type]:

@@ -60,7 +60,7 @@ class Run:
     Attributes
     ----------
     oracle : Oracle
-        The objective, possibly scaled; with bounds, as a function of the free variables alone.
+        The objective, possibly scaled; with bounds, as a function of the free variables.
     iteration : IterationProtocol
         The iteration with its state.
     limits : Limits
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def unscaled_oracle(self) -> Oracle:
-        """The oracle of f; the run may use one of f times a power of two, and of the free variables alone."""
+        """The oracle of f; the run may use another one, of f times a power of two or of the free variables."""
         return self.full_oracle.unscaled_oracle
 
     @property

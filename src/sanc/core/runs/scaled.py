@@ -1,7 +1,7 @@
 """An oracle of f times a power of two, for functions whose derivatives are near the limits of their number type.
 
 Rules of the iteration form squares of norms, and products of f, σ and cubes of norms, which overflow or underflow long
-before f itself does. A power of two changes no digit of f, g and Hv, so the steps are those of f.
+before f itself does. A power of two changes no digit of f, g and Hv, so the steps are the steps for f.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ class ScaledOracle(WrappedOracle):
 
     def numbers(self) -> dict[str, Any]:
         return self.inner.numbers() | {"exponent": self.exponent}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.inner.restore({name: number for name, number in numbers.items() if name != "exponent"})
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
         return self.inner.is_cached(x)

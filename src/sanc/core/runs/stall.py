@@ -20,19 +20,19 @@ class StallMonitor:
 
     Attributes
     ----------
-    iterations : int
+    count : int
         Consecutive iterations without progress.
     best_grad_norm : float
         Smallest gradient norm so far.
     """
 
-    iterations: int = 0
+    count: int = 0
     best_grad_norm: float = math.inf
 
     @property
     def has_stalled(self) -> bool:
         """Whether the run has stalled."""
-        return self.iterations >= STALL_LIMIT
+        return self.count >= STALL_LIMIT
 
     def update(self, record: Record, eps: float, *, rejection_counts: bool) -> None:
         """Count an iteration, given its record and the machine epsilon of f.
@@ -47,6 +47,6 @@ class StallMonitor:
         roundoff = eps * abs(record.value)
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
         if gradient_decreased or (moved and value_decreased):
-            self.iterations = 0
+            self.count = 0
         elif moved or rejection_counts:
-            self.iterations += 1
+            self.count += 1

@@ -27,7 +27,7 @@ class Status(IntEnum):
     UNCERTIFIED = 1, "The gradient is small and no negative curvature was found, but it could not be certified."
     FIRST_ORDER = 2, "Converged to a first-order point only: negative curvature remains that was not escaped."
     STAGNATED = 3, "Stagnated: the escape step is zero, and the norm of the cubic step is at most epsilon_s."
-    AT_REST = STAGNATED  # its name in 0.1
+    AT_REST = STAGNATED  # deprecated
     STALLED = 4, "No step lowers the objective any further in this precision, and the gradient is above the tolerance."
     ITERATION_LIMIT = 5, "The limit on iterations was reached."
     CALL_LIMIT = 6, "The limit on oracle calls was reached."

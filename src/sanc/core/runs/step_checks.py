@@ -42,7 +42,7 @@ class MadeStep(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether all trial points were rejected."""
+        """Whether trial points were evaluated, and all of them were rejected."""
         return self.after is self.before and self.record.trials > 0
 
 
@@ -99,7 +99,10 @@ class StepMonitor:
 
 
 def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
-    """Whether the change of f differs from the mean of its directional derivatives at both ends of the step."""
+    """Whether f decreased by less than half of the prediction, or not as the gradients at both ends predict.
+
+    They predict the mean of the two directional derivatives. A point that did not change is no mismatch.
+    """
     if step.after is step.before:
         return False
     space, record = oracle.space, step.record

@@ -29,7 +29,7 @@ QUADRATIC_CONVERGENCE = 1e-10
 BOUND_STEPS = 4
 """Newton steps for a bound of σ: each is a bound, and further ones improve it little."""
 MAX_SECULAR_STEPS = 200
-"""The most steps for the secular equation. Bisection on a logarithmic scale alone needs about 60; Newton about five."""
+"""The most steps for the secular equation. Bisection on a logarithmic scale needs about 60; Newton about five."""
 _EQUAL_ENTRIES_TOLERANCE = 1e-8
 """Relative difference of entries of an eigenvector that counts as roundoff: √eps of float64."""
 _BRACKET_MARGIN = 1e-12

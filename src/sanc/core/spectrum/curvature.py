@@ -295,7 +295,7 @@ class Extremes:
         return np.where(self.spectrum.values == 0.0, math.inf, residuals)
 
     def vectors(self, others: Sequence[int] = ()) -> list[Vector]:
-        """Return the unit vectors of the left-most and the right-most Ritz pair, and those of others by their index."""
+        """Return the unit vectors of the left-most, the right-most and other Ritz pairs; `others` has the indices."""
         spectrum = self.spectrum
         chosen = [spectrum.leftmost_vector, spectrum.vectors[:, -1], *(spectrum.vectors[:, k] for k in others)]
         try:
@@ -319,14 +319,14 @@ def find_extremes(
 ) -> Extremes:
     """Bound λ_min and λ_max at x, each to `relative_error` times the spectral norm.
 
-    The bound of λ_max is that of λ_min for −B, which has the same Krylov space. Each of them may fail with half of the
-    probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as small.
-    It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product that is
-    not finite raises `NonFiniteProductError`.
+    The bound of λ_max is the bound of λ_min for −B, which has the same Krylov space. Each of them may fail with half of
+    the probability. If roundoff limits the bounds, Lanczos continues until the residuals of both Ritz pairs are as
+    small. It also stops at the limit on products, and after the product at which `time_is_up` becomes true. A product
+    that is not finite raises `NonFiniteProductError`.
 
     Unless `store`, Lanczos keeps three vectors, and `Extremes.vectors` computes all but one of the products again. Its
     vectors then lose orthogonality after the first Ritz value has converged. The bounds hold nevertheless: their
-    derivation uses the recurrence alone. Ritz values may have copies (Paige 1980), whose weights share that of one.
+    derivation uses only the recurrence. Ritz values may have copies (Paige 1980), which share the weight of one.
 
     If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
@@ -341,8 +341,7 @@ def find_extremes(
             loose = [end for end in (bound, mirrored) if not end.error <= relative_error * norm]
             is_tight = not loose
             at_roundoff = all(
-                end.limited_by_roundoff or is_below_roundoff(process, end, one_sided, relative_error * norm)
-                for end in loose
+                end.cannot_improve or is_below_roundoff(process, end, one_sided, relative_error * norm) for end in loose
             )
             residuals = [krylov.residual_of(bound.spectrum.vectors[:, end]) for end in (0, -1)]
             is_limited = at_roundoff and not is_tight and max(residuals) <= relative_error * norm
@@ -421,7 +420,7 @@ def _extend_until_decided(
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
         is_decided = _is_decided(bound, process, eps_curvature * process.product_scale, relative_error)
-        if must_stop or is_decided or (bound.limited_by_roundoff and is_large):
+        if must_stop or is_decided or (bound.cannot_improve and is_large):
             break
     return bound
 

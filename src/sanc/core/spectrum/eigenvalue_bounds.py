@@ -214,7 +214,7 @@ class CurvatureBound:
         A lower bound of λ_min, the largest of this space and of smaller ones.
     is_full : bool
         Whether the Krylov space is the whole space, so that no eigenvalue can be missed.
-    limited_by_roundoff : bool
+    cannot_improve : bool
         Whether further products would not improve the bound.
     """
 
@@ -222,7 +222,7 @@ class CurvatureBound:
     product_error: float
     lower: float
     is_full: bool
-    limited_by_roundoff: bool
+    cannot_improve: bool
 
     @property
     def ritz_value(self) -> float:
@@ -249,15 +249,15 @@ def bound_curvature(
     product_error = process.error(spectrum.norm)
     is_full = krylov.dim == dim
     if is_full:
-        error, limited_by_roundoff = product_error, True
+        error, cannot_improve = product_error, True
     else:
-        error, limited_by_roundoff = bound_missed_eigenvalues(spectrum, krylov, dim, product_error, confidence, sharp)
+        error, cannot_improve = bound_missed_eigenvalues(spectrum, krylov, dim, product_error, confidence, sharp)
     if spectrum.leftmost - product_error < lower:
         lower = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
     # holds too.
     lower = max(lower, spectrum.leftmost - error)
-    return CurvatureBound(spectrum, product_error, lower, is_full, limited_by_roundoff)
+    return CurvatureBound(spectrum, product_error, lower, is_full, cannot_improve)
 
 
 def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:

@@ -25,7 +25,7 @@ class Diagonal(Piece):
     """
 
     memory: float = setting(0.95, BELOW_ONE)  # a mean over 20 gradients; docs/constants.md has 0.8 and 0.99
-    refresh: int = setting(50, AT_LEAST_ONE)  # ε alone is refreshed, which changes slowly
+    refresh: int = setting(50, AT_LEAST_ONE)  # of ε, which changes slowly; nothing else is refreshed
 
     def couples(self, shape: Shape) -> bool:
         """Return False: each entry has its own second moment."""
