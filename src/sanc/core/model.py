@@ -147,8 +147,7 @@ class KrylovModel(Piece):
 
     - `first_sigma_in_units`: the initial σ in its unit, if it is measured;
     - `tries_longer_steps`: whether longer steps are tried where f decreases by more than predicted;
-    - `limits_newton_steps`, of a `CubicModel`: whether the norm of the first step is limited even if σ does not
-      determine it.
+    - `limits_newton_steps`, of a `CubicModel`: whether the first step is limited even if σ does not determine its norm.
     """
 
     krylov_dim: int | None = setting(5, AT_LEAST_ONE)
