@@ -41,7 +41,7 @@ _CANDIDATES = (32, 512)
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
 second time, when fewer rows are left, there are as many evaluations as the first time."""
 _FIRST_TRIALS = 12
-"""Trial points of a row before it is fitted from other parameters: twice those of a fit from a sensible start."""
+"""Trial points of a row before it is fitted from other parameters: twice what a fit from a sensible start needs."""
 _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
 _COMPARED_JACOBIANS = 64
@@ -266,7 +266,7 @@ class _RowFits:
             self._collect()
 
     def _collect(self) -> None:
-        """Set the outputs to those of the chosen fits, with the evaluations of all fits of a row."""
+        """Set the outputs of the chosen fits, with the evaluations of all fits of a row."""
         everything = self._run.outputs
         self.outputs = {name: numbers[self._chosen] for name, numbers in everything.items()}
         for name in ("nfev", "njev", "nit"):

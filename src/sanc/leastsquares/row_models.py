@@ -1,7 +1,7 @@
 """Residuals of rows of data, with their derivatives.
 
 A model is a function ``f(x, *p)`` of one row. `MappedModel` maps any model over rows by `torch.func.vmap`. Most models
-are pointwise: the value at a point depends on that point and the parameters alone. `PointwiseModel` calls such a model
+are pointwise: the value at a point depends only on that point and the parameters. `PointwiseModel` calls such a model
 once, with parameters that broadcast over rows and points, and one backward pass returns the Jacobians of all rows.
 `is_pointwise` compares both.
 """
@@ -130,7 +130,7 @@ class MappedModel:
 
 
 class PointwiseModel:
-    """Residuals of a model whose value at a point depends on that point and the parameters alone.
+    """Residuals of a model whose value at a point depends only on that point and the parameters.
 
     Parameters
     ----------

@@ -134,7 +134,7 @@ class FitProblem(RowProblem):
     # Units of the variables, and tolerances.
 
     def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
-        """Scale the variables by the largest column norms so far; at a stationary point, by those of the point."""
+        """Scale the variables by the largest column norms so far; at a stationary point, by the norms at the point."""
         x, more = rows.point.x, rows.point.more
         norms, weighted = more["norms"], more["residual_norm"]
         now = torch.where(norms.isfinite(), norms.log2().round(), -torch.inf)

@@ -2,8 +2,8 @@
 
 A step that leaves the box is replaced by the best of three points: the minimiser with the variables that leave it fixed
 at their bounds, its projection on the box, and the Cauchy point on the projected gradient. The first one is found by
-solving again until no further variable leaves the box. μ stays that of the step without bounds, with which the matrices
-of all faces are positive semidefinite.
+solving again until no further variable leaves the box. μ stays the μ of the step without bounds, with which the
+matrices of all faces are positive semidefinite.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class CubicModels:
         """Return a lower bound of the σ whose minimiser has the norm `max_norm`.
 
         1/‖y‖ is concave as a function of μ, so that Newton's method for ‖y‖ = `max_norm` never overshoots, from the
-        largest μ at which one component alone has that norm.
+        largest μ at which a single component has that norm.
         """
         mu = (self.c.abs() / max_norm - self.values).amax(0).clamp(min=0.0)
         for _ in range(BOUND_STEPS):
@@ -118,7 +118,7 @@ def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
     """Return the t at which ‖y(t)‖ = mu_min + t, or 0 in the hard case.
 
     1/‖y(t)‖ is concave, so that its tangent is above it, and equals 1/(mu_min + t) at or below the root. So steps to
-    these intersections never overshoot, from the largest root with one component alone, and need no bracket. Where t
+    these intersections never overshoot, from the largest root with a single component, and need no bracket. Where t
     changes no digit of gaps + t, as in Newton's steps, the first one is exact.
     """
     t = _quadratic_root(c.abs(), gaps, mu_min).amax(0)

@@ -60,8 +60,8 @@ def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
 def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
     """Return points along negative curvature with lower values, and the indices of the rows that have one.
 
-    The steps are those of `sanc.core.runs.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of f,
-    each twice the last, up to √(|f|/|λ|), ‖x‖ or the length scale.
+    The steps are chosen as in `sanc.core.runs.saddle`: from √(2 eps|f|/|λ|), where the decrease exceeds the roundoff of
+    f, each twice the last, up to √(|f|/|λ|), ‖x‖ or the length scale.
     """
     error = ROUNDING_ERRORS * problem.eps * rows.spectra.hessian_norm
     indices = torch.nonzero(rows.spectra.ritz_value + error < -rows.curvature_tol).reshape(-1)

@@ -459,7 +459,7 @@ class ManyIteration:
         )
 
     def _signs(self, rows: Rows) -> Tensor:
-        """Return a random sign for each row, which depends on seed, row and iteration alone."""
+        """Return a random sign for each row, a function of seed, row and iteration."""
         hashed = (rows.ids + (rows.nit << 32) + self._seed) * _HASH_FACTOR  # modulo 2⁶⁴
         return 1.0 - 2.0 * (hashed < 0).double()
 

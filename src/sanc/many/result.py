@@ -75,7 +75,7 @@ class ManyResult:
     nit, nfev, njev : array or Tensor
         Numbers of iterations, of values, and of gradients with curvature.
     grad_norm : array or Tensor
-        ‖∇f‖; with bounds, that of the free variables. Of fits in variables scaled by the columns of the Jacobian.
+        ‖∇f‖; with bounds, the norm over the free variables. Of fits in variables scaled by the columns of the Jacobian.
     lambda_min, lambda_error : array or Tensor
         The smallest eigenvalue of the Hessian, with bounds of the free variables, and its rounding error.
     tol, curvature_tol : array or Tensor

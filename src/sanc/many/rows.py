@@ -208,7 +208,7 @@ class RowScales:
 
 @dataclass
 class Rows(Group):
-    """The rows that have not ended. `ManyIteration` and `RowRun` alone change them.
+    """The rows that have not ended. Only `ManyIteration` and `RowRun` change them.
 
     Attributes
     ----------
@@ -368,7 +368,7 @@ class RowProblem:
     def evaluate_trials(self, x: Tensor, ids: Tensor) -> tuple[Tensor, RowPoints | None]:
         """Return f at trial points of some rows, and the evaluated points if that costs little more.
 
-        The latter is for problems that try no longer steps, so that a row moves to its last trial point alone.
+        The latter is for problems that try no longer steps, so that a row moves only to its last trial point.
         """
         return self.values(x, ids), None
 

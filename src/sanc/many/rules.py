@@ -218,7 +218,7 @@ class RowRules:
     def limited_sigma(self, models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor) -> Tensor:
         """Return the smallest 2ᵏσ whose steps have norms up to `max_norm` (`SigmaRule.limit_step`).
 
-        Where the limit does not hold `always`, it holds for steps with μ above the smallest eigenvalue alone.
+        Where the limit does not hold `always`, it holds only for steps with μ above the smallest eigenvalue.
         """
         limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
         too_long = models.exceed(sigma, limit)
