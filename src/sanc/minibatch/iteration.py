@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -35,7 +35,6 @@ from sanc.errors import NonFiniteStartError
 from sanc.minibatch import joining, saving, step_size, updates, watch
 from sanc.minibatch.averaging import (
     CHECKSUM_MODULUS,
-    AveragedStep,
     HostCopy,
     StepInputs,
     StepOutputs,
@@ -46,15 +45,12 @@ from sanc.minibatch.averaging import (
     work_at_gradient,
 )
 from sanc.minibatch.metrics.base import (
-    Metric,
-    Preconditioner,
     check_direction,
-    check_preconditioner,
     check_saved,
-    due_parts,
     refresh_parts,
     require_finite_direction,
 )
+from sanc.minibatch.running_metric import CreatePreconditioner, RunningMetric, create_on_one_process
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import MinibatchState
 
@@ -76,14 +72,6 @@ _NO_PROJECTION = {"last_x": None, "last_written_x": None}
 """The vectors of a caller that does not project x."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
-
-CreatePreconditioner = Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Preconditioner]
-"""Creates a preconditioner from a metric, the shapes of the parameters and a vector of their type and device."""
-
-
-def _create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
-    """Return a preconditioner whose tensors are all on this process."""
-    return metric.create(shapes, like)
 
 
 class _UnreadStep(NamedTuple):
@@ -145,7 +133,7 @@ class MinibatchIteration:
     averages = True
 
     def __init__(
-        self, method: Method, seed: int, create_preconditioner: CreatePreconditioner = _create_on_one_process
+        self, method: Method, seed: int, create_preconditioner: CreatePreconditioner = create_on_one_process
     ) -> None:
         assert method.minibatch is not None
         self.method, self.settings = method, cast("Minibatch", method.minibatch)
@@ -155,11 +143,7 @@ class MinibatchIteration:
         self._late_record: Record | None = None  # see `read_record`
         self.has_returned = False
         self.rates: Sequence[float] = ()
-        self._create_preconditioner = create_preconditioner
-        self._preconditioner: Preconditioner | None = None
-        # The tensors of the preconditioner of a resumed run, until the next averaged step.
-        self._saved_tensors: Sequence[Mapping[str, Tensor]] = ()
-        self._cached_steps: dict[bool, AveragedStep] = {}  # by whether the caller projects x
+        self._metric = RunningMetric(self.settings.metric, create_preconditioner)
         # The last point and the y that the step has computed for it, until the driver has written y.
         self._next_gradient_point: tuple[Vector, Vector] | None = None
 
@@ -310,7 +294,7 @@ class MinibatchIteration:
         """Return the outcome of an averaged step, or an earlier point if the loss has risen."""
         self._expect_projections()
         outcome = self._return_if_risen(x, oracle)
-        if outcome is None and self._preconditioner is None:
+        if outcome is None and self._metric.preconditioner is None:
             outcome = self._set_up_preconditioner(x, oracle)
         if outcome is None:
             outcome = self._averaged_step(x, oracle)
@@ -340,35 +324,27 @@ class MinibatchIteration:
         In a resumed run a first gradient initialises the parts of parameters that have joined. If a gradient is not
         finite, return the point and the record of this iteration; otherwise None.
         """
-        metric, space = self.settings.metric, oracle.space
-        preconditioner = self._create_preconditioner(metric, oracle.shapes, space.tensor(x))
-        check_preconditioner(metric, preconditioner, len(oracle.shapes))
+        metric, space = self._metric, oracle.space
+        preconditioner = metric.create(oracle.shapes, space.tensor(x))
         new = joining.new_parameters(self.state, oracle.shapes, space)
-        if self._saved_tensors and not any(new):
-            preconditioner.restore(self._saved_tensors)
+        if metric.saved and not any(new):
+            preconditioner.restore(metric.saved)
         else:
             value, g = oracle.gradient(self.gradient_point(x))
             norm = oracle.norm(g)
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return self._handle_nonfinite(x, oracle, value, norm)
-            unit = self.state.gradient_unit if self._saved_tensors else norm or 1.0
-            check_direction(metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
+            unit = self.state.gradient_unit if metric.saved else norm or 1.0
+            check_direction(self.settings.metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
             refresh_parts(preconditioner, range(preconditioner.parts))
-            if self._saved_tensors:
-                self._add_new_parameters(preconditioner, new, g, norm, oracle)
+            if metric.saved:
+                metric.restore_earlier(preconditioner, new)
+                growth = joining.gradient_growth(self.state, g, norm, oracle)
+                self._update_state(grad_norm_mean_square=self.state.grad_norm_mean_square * growth)
             else:
                 self._begin_average(x, unit, space)
-        self._preconditioner, self._saved_tensors, self._cached_steps = preconditioner, (), {}
+        metric.begin(preconditioner)
         return None
-
-    def _add_new_parameters(
-        self, preconditioner: Preconditioner, new: Sequence[bool], g: Vector, norm: float, oracle: Oracle
-    ) -> None:
-        """Restore the tensors of the earlier parameters; tensors of new ones stay as the gradient initialised them."""
-        tensors = zip(preconditioner.save(), self._saved_tensors, new, strict=True)
-        preconditioner.restore([initial if is_new else saved for initial, saved, is_new in tensors])
-        growth = joining.gradient_growth(self.state, g, norm, oracle)
-        self._update_state(grad_norm_mean_square=self.state.grad_norm_mean_square * growth)
 
     def _begin_average(self, x: Vector, gradient_unit: float, space: Space) -> None:
         """Set the unit of gradients and, if the distance bound is used, its vectors."""
@@ -379,7 +355,9 @@ class MinibatchIteration:
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
         scalars, inputs = self._prepare_step(x, oracle)
-        moved = _Move.from_outputs(work_at_gradient(oracle, self._step_for(oracle), inputs), oracle.space)
+        # While the caller projects x, gradients are taken at x itself.
+        work = self._metric.step(oracle, self._averaging, is_projected=self.state.projection_countdown > 0)
+        moved = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
         if moved.gradient_point is not None:
             self._next_gradient_point = moved.point, moved.gradient_point
         if self._can_read_later(oracle):
@@ -415,7 +393,7 @@ class MinibatchIteration:
 
     def _postpone_results(self, moved: _Move, scalars: StepScalars[float], eps: float) -> tuple[Vector, Record]:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
-        self._refresh(self.state.steps + 1 - self.state.last_extension)
+        self._metric.refresh(self.state.steps + 1 - self.state.last_extension)
         self._update_state(**moved.vectors)
         record = Record(self.state.iteration, branch=Branch.AVERAGED)
         self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
@@ -442,7 +420,7 @@ class MinibatchIteration:
     ) -> tuple[Vector, Record]:
         """Update metric and state; return the new point and the record."""
         state, has_values = self.state, oracle.has_values
-        self._refresh(state.steps + 1 - state.last_extension)
+        self._metric.refresh(state.steps + 1 - state.last_extension)
         bound = self.settings.step_size.lower_bound
         losses = updates.changes_by_loss(state, x, results.value, bound) if has_values else {}
         were_at_x = self._are_at_x(oracle)
@@ -467,11 +445,11 @@ class MinibatchIteration:
         It depends on them with losses, which may return the iteration to an earlier point, and in the first steps. It
         also does while the caller projects x, and with a metric whose directions may not be finite.
         """
-        assert self._preconditioner is not None
+        assert self._metric.preconditioner is not None
         is_projected = self.state.projection_countdown > 0 or self.state.last_written_x is not None
         is_early = self.state.steps <= watch.RELIABLE_MEAN_STEPS
         needs_results = oracle.has_values or is_early or is_projected
-        return self._preconditioner.always_finite and not needs_results
+        return self._metric.preconditioner.always_finite and not needs_results
 
     def finish_step(self) -> None:
         """Update the state by the results of the last step, if they were not read yet; waits for the device.
@@ -496,12 +474,6 @@ class MinibatchIteration:
         """If the last step found a change of x by the caller, expect more of them in the next steps."""
         if self.state.caller_changed:
             self._update_state(caller_changed=False, projection_countdown=_PROJECTION_STEPS)
-
-    def _refresh(self, steps: int) -> None:
-        """Refresh the parts of the metric that are due after so many steps since parameters last joined."""
-        assert self._preconditioner is not None
-        due = due_parts(steps, self.settings.metric.refresh, self._preconditioner.parts)
-        refresh_parts(self._preconditioner, due)
 
     def _averaged_record(self, record: Record, scalars: StepScalars[float], results: StepResults, eps: float) -> Record:
         """Return the record with the results of an averaged step."""
@@ -544,23 +516,9 @@ class MinibatchIteration:
     def _restart_averaging(self, x: Vector, value: float, grad_norm: float) -> tuple[Vector, Record]:
         """Reset metric and average after an outlier, and return x; the next gradient initialises them."""
         self._update_state(**updates.changes_by_restart())
-        self._preconditioner, self._saved_tensors = None, ()
+        self._metric.restore()
         note = "the first gradients were outliers: averaging starts again"
         return x, Record(self.state.iteration, value=value, grad_norm=grad_norm, note=note)
-
-    def _step_for(self, oracle: Oracle) -> AveragedStep:
-        """Return the vector work of a step; while the caller projects x, gradients are taken at x itself."""
-        is_projected = self.state.projection_countdown > 0
-        if is_projected not in self._cached_steps:
-            assert self._preconditioner is not None
-            self._cached_steps[is_projected] = AveragedStep(
-                self._preconditioner,
-                self._averaging,
-                oracle.space.sum_over_ranks,
-                has_values=oracle.has_values,
-                shapes=oracle.shapes,
-            )
-        return self._cached_steps[is_projected]
 
     @property
     def _averaging(self) -> float:
@@ -665,7 +623,7 @@ class MinibatchIteration:
 
     def tensors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the tensors of the preconditioner, by parameter; none before the first averaged step."""
-        return self._saved_tensors if self._preconditioner is None else self._preconditioner.save()
+        return self._metric.tensors()
 
     def check(
         self,
@@ -693,7 +651,7 @@ class MinibatchIteration:
         second_order, others = saving.split(vectors)
         self.state, self._unread, self._late_record = MinibatchState(**state_numbers, **others), None, None
         self.second_order.restore(numbers["second_order"], second_order)
-        self._preconditioner, self._saved_tensors = None, tensors if any(tensors) else ()
+        self._metric.restore(tensors)
 
     def set_tolerance(self, tol: float) -> None:
         """Set the tolerance on ‖g‖ of second-order steps."""
@@ -709,14 +667,14 @@ class MinibatchIteration:
         The values in the tensors of the preconditioner are not part of it.
         """
         self.finish_step()
-        numbers = self.state, self.second_order.snapshot()
-        return *numbers, self._preconditioner, self._saved_tensors, self._cached_steps
+        return self.state, self.second_order.snapshot(), self._metric.snapshot()
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
         self._unread = None
-        self.state, second_order, self._preconditioner, self._saved_tensors, self._cached_steps = snapshot
+        self.state, second_order, metric = snapshot
         self.second_order.roll_back(second_order)
+        self._metric.roll_back(metric)
 
     def rearrange(
         self,
@@ -731,18 +689,11 @@ class MinibatchIteration:
         them.
         """
         self.finish_step()
-        saved = list(self.tensors()) if self.state.steps else []
+        saved = list(self._metric.tensors()) if self.state.steps else []
         joins = bool(saved) and None in earlier_indices
         self._update_state(**joining.rearranged_vectors(self.state, vector_map, x, joins=joins), checksum=math.nan)
-        if joins:
-            initial = self._create_preconditioner(self.settings.metric, shapes, x).save()
-            saved = [
-                new if index is None else saved[index] for index, new in zip(earlier_indices, initial, strict=True)
-            ]
-        elif saved:
-            saved = [saved[index] for index in earlier_indices if index is not None]
+        self._metric.rearrange(saved, earlier_indices, shapes, x)
         self.second_order.reset()
-        self._preconditioner, self._saved_tensors, self._cached_steps = None, saved, {}
 
     def reset(self) -> None:
         """Reset everything but the counts, for vectors of another dimension."""
@@ -750,4 +701,4 @@ class MinibatchIteration:
         state = self.state
         self.state = MinibatchState(state.seed, state.iteration, state.seconds, state.averaged)
         self.second_order.reset()
-        self._preconditioner, self._saved_tensors = None, ()
+        self._metric.restore()
