@@ -168,6 +168,34 @@ def test_an_exception_in_a_closure_changes_nothing():
         assert torch.equal(rng, torch.get_rng_state())
 
 
+def test_after_an_exception_at_any_call_of_a_loss_steps_are_those_without_it():
+    """In the first averaged steps the loss is evaluated once more after the gradient has updated the metric."""
+
+    def train(fail_at):
+        model, x, y = make()
+        opt, calls = sanc.SANC(model.parameters(), seed=0), 0
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(8):
+            rows = torch.randint(len(x), (1,), generator=draw)
+
+            def loss(rows=rows):
+                nonlocal calls
+                calls += 1
+                if calls == fail_at + 1:
+                    raise KeyboardInterrupt
+                return loss_of(model, x[rows], y[rows])()
+
+            try:
+                opt.step(loss)
+            except KeyboardInterrupt:
+                opt.step(loss)
+        assert opt.record.branch is Branch.AVERAGED
+        return snapshot(model, opt)[0], calls
+
+    whole, calls = train(-1)
+    assert all(torch.equal(train(at)[0], whole) for at in range(calls))
+
+
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_zero_gradient_at_a_strict_saddle_is_escaped(cls, preset):

@@ -169,12 +169,15 @@ class MinibatchIteration:
         clock = time.perf_counter()
         self.finish_step()
         saved_state, saved_second_order = self.state, self.second_order.snapshot()
+        # While the first point may be returned to, its loss is evaluated after the gradient has updated the metric.
+        saved_metric = self._metric.snapshot(with_values=saved_state.first_point is not None)
         self.has_returned, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
         except BaseException:
             self.state, self._unread, self._next_gradient_point = saved_state, None, None
             self.second_order.roll_back(saved_second_order)
+            self._metric.roll_back(saved_metric)
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
         self._update_state(iteration=saved_state.iteration + 1, seconds=seconds)

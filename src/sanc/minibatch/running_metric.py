@@ -107,10 +107,13 @@ class RunningMetric:
             saved = [saved[index] for index in earlier_indices if index is not None]
         self.preconditioner, self.saved, self._steps = None, saved, {}
 
-    def snapshot(self) -> Any:
-        """Return what a step may change; the values in the tensors are not part of it."""
-        return self.preconditioner, self.saved, self._steps
+    def snapshot(self, *, with_values: bool = False) -> Any:
+        """Return what a step may change; the values in the tensors only if `with_values`, which copies them."""
+        tensors = [] if self.preconditioner is None or not with_values else self.preconditioner.tensors()
+        return self.preconditioner, self.saved, self._steps, [(tensor, tensor.clone()) for tensor in tensors]
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
-        self.preconditioner, self.saved, self._steps = snapshot
+        self.preconditioner, self.saved, self._steps, values = snapshot
+        for tensor, value in values:
+            tensor.copy_(value)
