@@ -60,7 +60,7 @@ EXACT: Mapping[str, Sequence[float]] = {
     "core.acceptance.CANCELLATION_ERRORS": (0.0, 1e5),
     "core.escape.HALVINGS": (4, 400),
     "core.escape.FALLBACK_LIPSCHITZ": (0.1, 1e3),
-    "core.units.X_FRACTION, core.model.X_FRACTION": (0.01, 1.0),
+    "core.units.X_FRACTION": (0.01, 1.0),
     "core.units.FIRST_SIGMA": (1e-6, 1e-2),
     "core.runs.stall.STALL_LIMIT, core.runs.convergence.STALL_LIMIT": (3, 40),
     "core.dense._SINGULAR_EIGENVALUE_RATIO": (1e-15, 1e-9),
