@@ -64,7 +64,7 @@ def test_final_losses_are_compared_without_those_of_zero() -> None:
 def test_marks_are_those_of_both_tests_after_the_correction_over_the_rows() -> None:
     """One row is compared with SciPy's tests; as two rows the smaller p-value has to be below half the level."""
     rng = np.random.default_rng(0)
-    for shift, spread in ((0.0, 0.03), (0.05, 0.06), (0.3, 0.5), (1.0, 0.5), (0.05, 0.1), (0.02, 0.08)):
+    for shift, spread in ((0.0, 0.03), (0.05, 0.06), (1.0, 0.5)):
         logs = list(rng.normal(shift, spread, 11))
         differs = stats.wilcoxon(logs).pvalue
         inside = max(stats.ttest_1samp(logs, math.log(1.1), alternative="less").pvalue,
