@@ -354,7 +354,7 @@ def test_rows_are_evaluated_in_parts(model, monkeypatch):
         r = weights[row] * (curve - torch.tensor(y)[row])
         torch.testing.assert_close(whole.value[k], 0.5 * r @ r)
     monkeypatch.setattr(fit_problems, "_PART_ENTRIES", 1)
-    monkeypatch.setattr(fit_problems, "_LEAST_PART_ROWS", 3)
+    monkeypatch.setattr(fit_problems, "_MIN_PART_ROWS", 3)
     parts = problem.evaluate(p, ids)
     for name in ("value", "g", "matrix"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)

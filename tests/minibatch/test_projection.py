@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from torch import nn
 
 import sanc
+from sanc.minibatch.projection import find_normals, tangent_for
 
 PROJECTIONS = {
     "clamped": lambda ps: [p.clamp_(-0.2, 0.2) for p in ps],
@@ -128,6 +129,27 @@ def test_one_change_by_the_caller_is_kept_and_averaging_continues():
             assert opt._iteration.state.projection_countdown > 0
     assert opt._iteration.state.projection_countdown == 0 and opt._iteration.state.last_written_x is None
     assert opt.record.branch is sanc.Branch.AVERAGED and float(p[0].detach()) < before
+
+
+@pytest.mark.parametrize(("scaled", "dims"), [("rows", 1), ("columns", 0), ("a parameter", (0, 1))])
+def test_steps_at_a_bounded_norm_keep_it_to_first_order(scaled, dims):
+    """P removes the normal component of slices whose norm would grow, and changes nothing where it would shrink."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3,), (4, 5)]
+    bias = torch.randn(3, generator=draw)
+    last, w, step, v = torch.randn(4, 4, 5, generator=draw).unbind()
+    last, w = (part / torch.linalg.vector_norm(part, dim=dims, keepdim=True) for part in (last, w))
+
+    def flat(matrix):
+        return torch.cat([bias, matrix.reshape(-1)])
+
+    written = w * (1.0 + 0.1 * torch.rand(torch.linalg.vector_norm(w, dim=dims, keepdim=True).shape, generator=draw))
+    tangent = tangent_for(find_normals(flat(last), flat(written), flat(w), shapes), flat(step), shapes)
+    found = tangent(flat(v))
+    expected = torch.where((w * step).sum(dims, keepdim=True) > 0.0, v - w * (w * v).sum(dims, keepdim=True), v)
+    assert torch.allclose(found[3:].reshape(4, 5), expected, atol=1e-6) and torch.equal(found[:3], bias)
+    unchanged = find_normals(flat(last), flat(w), flat(w), shapes)  # the caller has changed nothing
+    assert not any(bool(part.any()) for part in unchanged)
 
 
 def smallest_in_ball(a, b, radius):

@@ -31,10 +31,10 @@ _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
 _PART_ENTRIES = 2**18
-"""Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, as its caches hold."""
+"""Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 2 MB in float64, which caches hold."""
 _PART_ENTRIES_ON_GPU = 2**27
 """The same on a GPU: 1 GB in float64, so that the arithmetic of an operator takes longer than its launch."""
-_LEAST_PART_ROWS = 64
+_MIN_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
 
 
@@ -85,7 +85,7 @@ class FitProblem(RowProblem):
         On a CPU the numbers of a part stay in its caches.
         """
         entries = _PART_ENTRIES_ON_GPU if x.device.type == "cuda" else _PART_ENTRIES
-        rows = max(_LEAST_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
+        rows = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
         parts = zip(torch.split(x, rows), torch.split(self.data_rows[ids], rows), strict=True)
         results = [function(p, self.data.take(part)) for p, part in parts]
         return [torch.cat(columns) for columns in zip(*results, strict=True)]

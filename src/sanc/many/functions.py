@@ -18,6 +18,7 @@ from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
 from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
+from sanc.many.rules import ROBUST_RULES, RowRules
 from sanc.many.spectra import decompose
 from sanc.minimisation.arguments import require_call
 from sanc.minimisation.trees import map_tree
@@ -227,12 +228,20 @@ class FunctionProblem(RowProblem):
         Tolerances on ‖g‖ and on negative curvature; a `curvature_tol` of None follows from `tol` and the units.
     default_tol : bool
         Whether `tol` is the default.
+    rules : RowRules
+        The decisions that depend on settings of the method.
     """
 
     def __init__(
-        self, function: RowFunction, eps: float, tol: float, curvature_tol: float | None, default_tol: bool
+        self,
+        function: RowFunction,
+        eps: float,
+        tol: float,
+        curvature_tol: float | None,
+        default_tol: bool,
+        rules: RowRules = ROBUST_RULES,
     ) -> None:
-        self.function, self.eps = function, eps
+        self.function, self.eps, self.rules = function, eps, rules
         self.tol, self.curvature_tol, self.default_tol = tol, curvature_tol, default_tol
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:

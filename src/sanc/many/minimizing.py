@@ -153,8 +153,7 @@ def minimize_many(
     function.check(x, stores_hessians=not is_large)
     eps = torch.finfo(x.dtype).eps
     kind = LargeFunctionProblem if is_large else FunctionProblem
-    problem = kind(function, eps, tolerance, curvature_tol, tol is None)
-    problem.rules = rules
+    problem = kind(function, eps, tolerance, curvature_tol, tol is None, rules)
     run = RowRun(problem, limits)
     run.run(x, lower, upper)
     return build_result(run.outputs, run.rounds, points, lower, upper, problem.confidence)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_ZERO
-from sanc.minibatch.metrics.base import Preconditioner
-from sanc.minibatch.projection import Normals, Shapes, tangent_for
+from sanc.minibatch.metrics.base import Preconditioner, Shapes
+from sanc.minibatch.projection import Normals, tangent_for
 from sanc.minibatch.step_size import DISTANCE_DECAY
 
 _WEIGHT_POWER = 4

@@ -169,8 +169,7 @@ class MinibatchIteration:
         clock = time.perf_counter()
         self.finish_step()
         saved_state, saved_second_order = self.state, self.second_order.snapshot()
-        # While the first point may be returned to, its loss is evaluated after the gradient has updated the metric.
-        saved_metric = self._metric.snapshot(with_values=saved_state.first_point is not None)
+        saved_metric = self._metric.snapshot()
         self.has_returned, self._late_record = False, None
         try:
             point, record = self._step_of_phase(x, oracle)
@@ -357,6 +356,8 @@ class MinibatchIteration:
 
     def _averaged_step(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
+        # An exception while this loss is evaluated leaves the metric as it is, which the gradient updates below.
+        first_loss = self._due_loss_at_first_point(oracle)
         scalars, inputs = self._prepare_step(x, oracle)
         # While the caller projects x, gradients are taken at x itself.
         work = self._metric.step(oracle, self._averaging, is_projected=self.state.projection_countdown > 0)
@@ -366,7 +367,7 @@ class MinibatchIteration:
         if self._can_read_later(oracle):
             return self._postpone_results(moved, scalars, oracle.space.eps)
         results = StepResults(*moved.numbers.tolist())
-        outcome = self._discard_step(x, oracle, results)
+        outcome = self._discard_step(x, oracle, results, first_loss)
         return self._keep_step(x, oracle, moved, scalars, results) if outcome is None else outcome
 
     def _prepare_step(self, x: Vector, oracle: Oracle) -> tuple[StepScalars[float], StepInputs]:
@@ -402,7 +403,9 @@ class MinibatchIteration:
         self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
         return moved.point, record
 
-    def _discard_step(self, x: Vector, oracle: Oracle, results: StepResults) -> tuple[Vector, Record] | None:
+    def _discard_step(
+        self, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
+    ) -> tuple[Vector, Record] | None:
         """Stay or return to an earlier point if the gradient is not finite or shows that the first ones were outliers.
 
         None: the step is kept.
@@ -412,7 +415,7 @@ class MinibatchIteration:
                 self._next_gradient_point = x, self._next_gradient_point[1]
             return self._handle_nonfinite(x, oracle, results.value, results.grad_norm)
         require_finite_direction(self.settings.metric, results.dual_norm_square)
-        outcome = self._return_if_first_batches_were_outliers(x, oracle, results)
+        outcome = self._return_if_first_batches_were_outliers(x, oracle, results, first_loss)
         if outcome is None and updates.began_with_outliers(self.state, results.grad_norm):
             value = results.value if oracle.has_values else math.nan
             return self._restart_averaging(x, value, results.grad_norm)
@@ -492,22 +495,29 @@ class MinibatchIteration:
             note="the gradient is an outlier and was clipped" if results.grad_norm > scalars.clip_norm else "",
         )
 
+    def _due_loss_at_first_point(self, oracle: Oracle) -> float | None:
+        """Return the loss at the first point on this batch at averaged steps 0, 1, 2, 4, 8 and 16; otherwise None."""
+        state = self.state
+        is_due = oracle.has_values and state.steps & (state.steps - 1) == 0
+        return oracle.gradient_sample_value(state.first_point) if is_due and state.first_point is not None else None
+
     def _return_if_first_batches_were_outliers(
-        self, x: Vector, oracle: Oracle, results: StepResults
+        self, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
     ) -> tuple[Vector, Record] | None:
         """Return the first point of the run if its loss on this batch is far lower; otherwise None.
 
-        Such a loss shows that the second-order phase fitted outliers. The losses are compared at averaged steps 0, 1,
-        2, 4, 8 and 16. If the first loss was an outlier, they are compared once, and the loss at the first
-        point need only be lower.
+        Such a loss shows that the second-order phase fitted outliers. The losses are compared where the one at the
+        first point is due (`first_loss`). If the first loss was an outlier, they are compared once, at any step, and
+        the loss at the first point need only be lower.
         """
         state, value, first_point = self.state, results.value, self.state.first_point
         is_normal = state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
-        if first_point is None or not oracle.has_values or (is_normal and state.steps & (state.steps - 1)):
+        if first_point is None or not oracle.has_values or (is_normal and first_loss is None):
             return None
         if not is_normal:
             self._update_state(first_point=None)
-        first_loss = oracle.gradient_sample_value(first_point)
+        if first_loss is None:
+            first_loss = oracle.gradient_sample_value(first_point)
         if not _is_lower_at_first_point(first_loss, value, is_normal=is_normal):
             return None
         self._update_state(first_point=None)

@@ -2,22 +2,20 @@
 
 A step that the caller undoes need not be one of descent: with the direction M⁻¹g of a metric, the projected steps may
 have a fixed point that is no minimum on the set. So the directions that lead out of the set are removed from the
-gradient and from the step, P M⁻¹P g (two-metric projection, Bertsekas 1982). Two kinds of bounds are found by what the
-caller does: bounds of an entry, as of `clamp_`, and bounds of the norm of a row, as of `renorm`.
+gradient and from the step, P M⁻¹P g (two-metric projection, Bertsekas 1982). What the caller does shows two kinds of
+bounds: those of an entry, as of `clamp_`, and those of the norm of a row, a column or a parameter, as of `renorm`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sanc.core.space import ROUNDING_ERRORS
-
-Shapes = Sequence[tuple[int, ...]]
+from sanc.minibatch.metrics.base import Shapes
 
 _AXES = (0, 1, None)
 """The slices of which norms may be bounded: rows, columns, and parameters as a whole."""

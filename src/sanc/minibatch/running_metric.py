@@ -9,14 +9,20 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.minibatch.averaging import AveragedStep
-from sanc.minibatch.metrics.base import Metric, Preconditioner, check_preconditioner, due_parts, refresh_parts
-from sanc.minibatch.projection import Shapes
+from sanc.minibatch.metrics.base import (
+    Metric,
+    Preconditioner,
+    Shapes,
+    check_preconditioner,
+    due_parts,
+    refresh_parts,
+)
 
-CreatePreconditioner = Callable[[Metric, Sequence[tuple[int, ...]], Tensor], Preconditioner]
+CreatePreconditioner = Callable[[Metric, Shapes, Tensor], Preconditioner]
 """Creates a preconditioner from a metric, the shapes of the parameters and a vector of their type and device."""
 
 
-def create_on_one_process(metric: Metric, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Preconditioner:
+def create_on_one_process(metric: Metric, shapes: Shapes, like: Tensor) -> Preconditioner:
     """Return a preconditioner whose tensors are all on this process."""
     return metric.create(shapes, like)
 
@@ -107,13 +113,10 @@ class RunningMetric:
             saved = [saved[index] for index in earlier_indices if index is not None]
         self.preconditioner, self.saved, self._steps = None, saved, {}
 
-    def snapshot(self, *, with_values: bool = False) -> Any:
-        """Return what a step may change; the values in the tensors only if `with_values`, which copies them."""
-        tensors = [] if self.preconditioner is None or not with_values else self.preconditioner.tensors()
-        return self.preconditioner, self.saved, self._steps, [(tensor, tensor.clone()) for tensor in tensors]
+    def snapshot(self) -> Any:
+        """Return what a step may change; the values in the tensors are not part of it."""
+        return self.preconditioner, self.saved, self._steps
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
-        self.preconditioner, self.saved, self._steps, values = snapshot
-        for tensor, value in values:
-            tensor.copy_(value)
+        self.preconditioner, self.saved, self._steps = snapshot

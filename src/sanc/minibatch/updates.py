@@ -15,7 +15,8 @@ from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import step_size, watch
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
-from sanc.minibatch.projection import Normals, Shapes, find_normals, tangent_for
+from sanc.minibatch.metrics.base import Shapes
+from sanc.minibatch.projection import Normals, find_normals, tangent_for
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import MinibatchState
 from sanc.minibatch.step_size import StepSize

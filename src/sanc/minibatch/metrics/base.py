@@ -22,6 +22,7 @@ from sanc.core.saved import require_mapping, require_vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 
 _REFRESHES_TO_DOUBLE = 50
 """The interval between refreshes of the metric is doubled after twice as many of them. In a long run the eigenbases
