@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,6 +42,25 @@ def test_progress_exceeds_roundoff(last, rejection_counts, expected):
     monitor = StallMonitor(count=3, best_grad_norm=1.0)
     monitor.update(last, EPS, rejection_counts=rejection_counts)
     assert monitor.count == expected and monitor.best_grad_norm == min(1.0, last.grad_norm)
+
+
+def test_a_decrease_that_the_model_does_not_predict_exceeds_several_rounding_errors():
+    """Steps at a minimum change f by a few rounding errors, up and down in turn."""
+    monitor = StallMonitor(count=3, best_grad_norm=1.0)
+    for decrease, predicted, expected in ((3 * EPS, 0.0, 4), (3 * EPS, 2 * EPS, 0), (11 * EPS, 0.0, 0)):
+        monitor.count = 3
+        made = replace(record(decrease=decrease), model_decrease=predicted)
+        monitor.update(made, EPS, rejection_counts=True)
+        assert monitor.count == expected
+
+
+def test_a_step_below_the_least_norm_is_no_progress():
+    monitor = StallMonitor(count=3, best_grad_norm=1.0)
+    for step_norm, expected in ((1e-15, 4), (3e-15, 0)):
+        monitor.count = 3
+        made = replace(record(decrease=0.1), step_norm=step_norm)
+        monitor.update(made, EPS, rejection_counts=True, min_step_norm=2e-15)
+        assert monitor.count == expected
 
 
 def test_a_run_has_stalled_after_ten_iterations_without_progress():

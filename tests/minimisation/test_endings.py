@@ -416,6 +416,23 @@ def test_a_minimum_exact_to_the_error_of_differences_is_a_success(scheme, f, x0)
     assert strict.success or "alone may cause a gradient" in strict.message
 
 
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+@pytest.mark.parametrize("exponent", [90, 100])
+def test_squares_of_hessian_products_do_not_overflow(scheme, exponent):
+    """‖Hg‖² is a fourth power of the size of f; NumPy's warning of an overflow fails the test."""
+    size = 10.0**exponent
+    with np.errstate(over="raise"):
+        res = sanc.minimize(lambda x: size * rosen(x), [-1.2, 1.0], jac=scheme)
+    assert res.success and np.allclose(res.x, 1.0, rtol=0, atol=1e-5)
+
+
+def test_tiny_steps_along_an_inaccurate_gradient_end():
+    """Each step of ten rounding errors of x lowers f by 1e-11 of its value, and 10,000 of them change nothing."""
+    valley = lambda x: 1657.5316252742834 * rosen(x)
+    res = sanc.minimize(valley, np.zeros(4), jac="2-point", seed=17)
+    assert res.success and res.nit < 300 and np.allclose(res.x, 1.0, rtol=0, atol=1e-4)
+
+
 def test_no_success_where_differences_hide_a_decrease():
     """High frequencies, and a valley in which the truncation error across it exceeds the gradient along it."""
     noisy = lambda x: (x - 1) @ (x - 1) + 1e-4 * np.sin(1e9 * x).sum()

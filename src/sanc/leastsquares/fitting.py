@@ -209,7 +209,7 @@ def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
     if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
     run.before_iteration()
-    return run_to_end(run, report)
+    return run_to_end(run, report)[1]
 
 
 class _Points:

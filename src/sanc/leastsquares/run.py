@@ -42,6 +42,10 @@ class LeastSquaresRun(Run):
     last: ResidualEvaluation | None = None
     _tested: _Tested | None = None  # the last point that was prepared
 
+    @property
+    def can_rescale(self) -> bool:
+        return False
+
     @cached_property
     def residual_oracle(self) -> ResidualOracle:
         """The oracle of the residuals."""

@@ -304,9 +304,9 @@ def minimize(
         oracle, x, kind = precondition(precond, oracle, x, others)
     run = kind(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
     if resume is not None:
-        resume_run(run, resume)
+        run = resume_run(run, resume)
     disp = disp and (ranks is None or ranks.rank == 0)
-    status = _run_on_ranks(run, ranks, callback, unflatten, disp)
+    run, status = _run_on_ranks(run, ranks, callback, unflatten, disp)
     result = _result(run, status, unflatten, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
@@ -342,8 +342,8 @@ def _build_iteration(method: Method, oracle: Oracle, seed: int, tol: float, on_s
 
 def _run_on_ranks(
     run: Run, ranks: Ranks | None, callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool
-) -> Status:
-    """Iterate until the run ends, and return how; all ranks make the same decisions."""
+) -> tuple[Run, Status]:
+    """Iterate until the run ends, and return it and how it ended; all ranks make the same decisions."""
     report, clock = _reporter(callback, unflatten, disp), time.perf_counter
     if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock

@@ -46,7 +46,7 @@ _MIN_RELIABLE_ERRORS = 4.0
 _SIGNIFICANT_ERRORS = 10.0
 """Errors of a difference quotient beyond which a discrepancy is significant: its error is estimated from two values
 only, and may be ten times too small."""
-_MAX_SCALED_VARIABLES = 100
+MAX_SCALED_VARIABLES = 100
 """Variables up to which a stalled run compares the diagonal entries of the Hessian, with a product for each."""
 _MIN_REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
@@ -292,19 +292,12 @@ def find_different_scales(oracle: Oracle, x: Vector) -> str:
     Only a function of few variables is tested, since the diagonal takes a product for each.
     """
     space = oracle.space
-    if space.dim > _MAX_SCALED_VARIABLES:
+    if space.dim > MAX_SCALED_VARIABLES:
         return ""
-    operator = oracle.hessian(x)
-    entries = []
     try:
-        for k in range(space.dim):
-            unit = space.zeros()
-            space.tensor(unit)[k] = 1.0
-            entries.append(abs(space.dot(unit, operator(unit))))
+        entries = hessian_diagonal(oracle, x)
     except NonFiniteProductError:
         return ""
-    finally:
-        operator.release()
     largest, smallest = max(entries), min((entry for entry in entries if entry > 0.0), default=0.0)
     if not smallest < space.eps * largest < math.inf:
         return ""
@@ -313,6 +306,20 @@ def find_different_scales(oracle: Oracle, x: Vector) -> str:
         "one variable are below the roundoff of others: scale the variables, or pass precond, such as one over the "
         "absolute values of the Hessian's diagonal."
     )
+
+
+def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
+    """Return the absolute values of the diagonal entries of the Hessian at x, with a product for each."""
+    space, operator = oracle.space, oracle.hessian(x)
+    entries = []
+    try:
+        for k in range(space.dim):
+            unit = space.zeros()
+            space.tensor(unit)[k] = 1.0
+            entries.append(abs(space.dot(unit, operator(unit))))
+    finally:
+        operator.release()
+    return entries
 
 
 def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:

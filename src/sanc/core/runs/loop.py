@@ -17,28 +17,39 @@ from sanc.core.runs.convergence import (
     stationary_ending,
 )
 from sanc.core.runs.faces import enter_face, release_weak_bounds
+from sanc.core.runs.rescaled import in_scaled_variables
 from sanc.core.runs.run import Run
 from sanc.core.runs.saddle import leave_saddle
 from sanc.core.runs.scaled import scaling_exponent
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.runs.step_checks import MadeStep
-from sanc.core.space import Vector
+from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.errors import NonFiniteStartError
 
 
-def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
-    """Iterate until the run ends, and return how. `report` is called after each iteration, and may ask to stop."""
+def run_to_end(
+    run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter
+) -> tuple[Run, Status]:
+    """Iterate until the run ends, and return how, and the run: another one if it continued in scaled variables.
+
+    `report` is called after each iteration, and may ask to stop.
+    """
     if run.limits.max_time < math.inf:
         deadline = clock() + run.limits.max_time
         run.time_is_up = lambda: clock() >= deadline
     if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
         run.scale_objective(scaling_exponent(run.oracle, run.x))
     while True:
+        run = in_scaled_variables(run) if run.scaling_is_due else run
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
-        if ending.status is not None:
+        if ending.status is None:
+            continue
+        scaled = in_scaled_variables(run) if ending.status is Status.STALLED else run
+        if scaled is run:
             run.cause = ending.cause
             enter_face(run)
-            return ending.status
+            return run, ending.status
+        run = scaled
 
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
@@ -52,12 +63,13 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     if run.stall_monitor.has_stalled:
         return CONTINUE if leave_saddle(run) else _stalled_ending(run, ending)
     before = run.x
-    outcome = _iterate_once(run, report, ending.direction)
+    outcome = _iterate_once(run, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
-    return run.step_monitor.ending_after(
+    ending = run.step_monitor.ending_after(
         run.oracle, MadeStep(before, run.x, g, outcome), run.first_length, run.needs_products
     )
+    return Ending(Status.CALLBACK) if report(run) else ending
 
 
 def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
@@ -108,13 +120,13 @@ def _leave_weak_bounds(run: Run) -> bool:
 
 def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration on samples, unless the run ends before it; return the ending, if it is reached."""
-    outcome = _iterate_once(run, report)
-    if isinstance(outcome, Status):
-        return Ending(outcome)
+    outcome = _iterate_once(run)
+    if isinstance(outcome, Status) or report(run):
+        return Ending(outcome if isinstance(outcome, Status) else Status.CALLBACK)
     return Ending(Status.STAGNATED) if run.iteration.stopping_test_holds else CONTINUE
 
 
-def _iterate_once(run: Run, report: Callable[[Run], bool], direction: Vector | None = None) -> Record | Status:
+def _iterate_once(run: Run, direction: Vector | None = None) -> Record | Status:
     """Make an iteration and return its record, in the units of the run; or return the status if the run ends."""
     limit = _reached_limit(run)
     if limit is not None:
@@ -126,11 +138,24 @@ def _iterate_once(run: Run, report: Callable[[Run], bool], direction: Vector | N
         return Status.NOT_FINITE
     run.history.append(run.unscaled_record(record))
     if run.oracle.exact:
-        iteration = run.iteration
-        rejection_counts = iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates
-        run.stall_monitor.update(record, run.oracle.space.eps, rejection_counts=rejection_counts)
+        _count_progress(run, record)
     run.oracle.end(record.step_norm)
-    return Status.CALLBACK if report(run) else record
+    return record
+
+
+def _count_progress(run: Run, record: Record) -> None:
+    """Count an iteration of an exact objective that makes no progress.
+
+    Where −g is no direction of descent because of the error of a differenced gradient g, steps of a few rounding errors
+    of x may decrease f for ever.
+    """
+    iteration, space = run.iteration, run.oracle.space
+    run.stall_monitor.update(
+        record,
+        space.eps,
+        rejection_counts=iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates,
+        min_step_norm=ROUNDING_ERRORS * space.eps * space.norm(run.x) if run.oracle.differenced_gradient else 0.0,
+    )
 
 
 def _reached_limit(run: Run) -> Status | None:

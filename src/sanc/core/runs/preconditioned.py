@@ -145,6 +145,10 @@ class PreconditionedRun(Run):
         self._limit_accuracy()
 
     @property
+    def can_rescale(self) -> bool:
+        return False
+
+    @property
     def preconditioned_oracle(self) -> PreconditionedOracle:
         """The oracle of f(Ly)."""
         oracle = super().unscaled_oracle
@@ -160,6 +164,9 @@ class PreconditionedRun(Run):
     def point(self) -> Vector:
         """The current point x."""
         return self.preconditioned_oracle.original(self.x)
+
+    def move_to(self, point: Vector) -> None:
+        self.x = self.preconditioned_oracle.solve(point)
 
     @property
     def tol(self) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sanc.core.meter import Meter
+from sanc.core.runs.rescaled import saved_scales, with_scales
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import require_exponent
 from sanc.core.runs.stall import StallMonitor
@@ -35,14 +36,19 @@ def save_run(run: Run) -> dict[str, Any]:
     }
 
 
-def resume_run(run: Run, state: Mapping[str, Any]) -> None:
-    """Continue from a state that an earlier run passed to its callback. The whole state is checked first."""
+def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
+    """Return the continuation of a state that an earlier run passed to its callback. The whole state is checked first.
+
+    It is another run if the earlier one was in scaled variables.
+    """
+    exponents = saved_scales(state, run.oracle.space.dim)
+    run = run if exponents is None else with_scales(run, exponents)
     tensors = _check_iteration_state(run, state)
     _check_progress(state)
     oracle_numbers, exponent = _check_oracle_state(run, state["oracle"])
     run.oracle.restore(oracle_numbers)
     run.scale_objective(exponent)
-    run.x = state["x"]
+    run.move_to(state["x"])
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
     run.stall_monitor, run.step_monitor = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
     run.first_value = state["first_value"]
@@ -52,6 +58,7 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> None:
     if gradient_is_cached:
         run.oracle.gradient(run.x)
     run.oracle.meter = Meter(**state["meter"])
+    return run
 
 
 def _check_oracle_state(run: Run, saved: Any) -> tuple[dict[str, Any], int]:

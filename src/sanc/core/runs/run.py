@@ -18,6 +18,9 @@ from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.units import Units
 
+_MIN_UNSCALED_ITERATIONS = 256
+"""Iterations after which a run that has not stalled measures the scales of its variables, a power of two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -158,6 +161,25 @@ class Run:
     def first_length(self) -> float:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
+
+    def move_to(self, point: Vector) -> None:
+        """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
+        self.x = point
+
+    @property
+    def can_rescale(self) -> bool:
+        """Whether the run may continue in scaled variables (`sanc.core.runs.rescaled`)."""
+        return self.oracle.exact and self.needs_products and self.box is None
+
+    @property
+    def scaling_is_due(self) -> bool:
+        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled.
+
+        Scales may look like noise of f, too; a run that resumes there measures them.
+        """
+        iterations = self.iterations
+        is_power_of_two = iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
+        return is_power_of_two or self.step_monitor.noise_found
 
     def before_iteration(self) -> None:
         """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""

@@ -17,8 +17,9 @@ from sanc.core.saved import state_error
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 
-_MAX_DERIVATIVE_POWER = 3
-"""The highest power of derivatives in the rules of the iteration. f is not scaled if this power is within range."""
+_MAX_DERIVATIVE_POWER = 4
+"""The highest power of derivatives in the rules of the iteration, in the squared norm of Hg. f is not scaled if this
+power is within range."""
 _EXPONENT_MARGIN = 8
 """Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sanc.core.record import Branch, Note, Record
+from sanc.core.space import ROUNDING_ERRORS
 
 STALL_LIMIT = 10
 """Consecutive iterations without progress beyond roundoff after which the run has stalled."""
@@ -34,8 +35,10 @@ class StallMonitor:
         """Whether the run has stalled."""
         return self.count >= STALL_LIMIT
 
-    def update(self, record: Record, eps: float, *, rejection_counts: bool) -> None:
+    def update(self, record: Record, eps: float, *, rejection_counts: bool, min_step_norm: float = 0.0) -> None:
         """Count an iteration, given its record and the machine epsilon of f.
+
+        Steps of at most `min_step_norm` are no progress, even if f decreases.
 
         `rejection_counts` is whether an iteration that stays counts as one without progress. With the paper's rule it
         does not before the stopping test holds, because σ grows for the next iteration; with interpolation σ was
@@ -45,7 +48,10 @@ class StallMonitor:
         self.best_grad_norm = min(self.best_grad_norm, record.grad_norm)
         moved = record.branch is not Branch.STAYED
         roundoff = eps * abs(record.value)
+        if record.model_decrease <= roundoff:  # the model predicts no decrease that f could show
+            roundoff *= ROUNDING_ERRORS
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
+        value_decreased = value_decreased and record.step_norm > min_step_norm
         if gradient_decreased or (moved and value_decreased):
             self.count = 0
         elif moved or rejection_counts:

@@ -63,11 +63,14 @@ class StepMonitor:
         Whether differences of values confirmed the gradient.
     noise_checked : bool
         Whether the values were checked for noise.
+    noise_found : bool
+        Whether they had noise.
     """
 
     mismatches: int = 0
     gradient_verified: bool = False
     noise_checked: bool = False
+    noise_found: bool = False
 
     def ending_after(self, oracle: Oracle, step: MadeStep, first_length: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes."""
@@ -82,6 +85,7 @@ class StepMonitor:
         if step.stays and not self.noise_checked:
             self.noise_checked = True
             cause = consistency.find_noise(oracle, step.after, first_length, consistency.MAX_NOISE)
+            self.noise_found = bool(cause)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
     def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length: float) -> str:

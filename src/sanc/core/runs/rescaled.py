@@ -1,0 +1,131 @@
+"""A run in scaled variables, as which a run continues that stalled because its variables have different scales.
+
+If second derivatives by single variables differ by more than 1/eps, steps in one variable are below the roundoff of
+others. The run then continues in the variables y with x_i = s_i y_i and s_i ≈ |H_ii|^(-1/2), for which these
+derivatives are about ±1. They change along the way, so s is measured again every `SCALING_INTERVAL` iterations. Its
+entries are powers of two: x and y have the same digits, and a run resumes bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sanc.core.oracle import Oracle
+from sanc.core.runs.consistency import MAX_SCALED_VARIABLES, hessian_diagonal
+from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
+from sanc.core.runs.run import Run
+from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.saved import state_error
+from sanc.core.spectrum.krylov import NonFiniteProductError
+
+SCALING_INTERVAL = 50
+"""Iterations after which the scales of the variables are measured again."""
+_MIN_CHANGE = 4
+"""Change of an exponent by which a run gets new scales, a factor of 256 in a second derivative: each change of the
+variables resets σ."""
+_MAX_EXPONENT = 1000
+"""Largest exponent of a scale in a saved state; those of entries in float64 are below 540."""
+
+
+class RescaledOracle(PreconditionedOracle):
+    """Evaluates f as a function of y, where x_i = 2^exponents[i] · y_i."""
+
+    def __init__(self, inner: Oracle, exponents: Sequence[int]) -> None:
+        scales = [math.ldexp(1.0, exponent) for exponent in exponents]
+        like = inner.space.tensor(inner.space.zeros())
+        matrix = torch.tensor(scales, dtype=like.dtype, device=like.device)
+        super().__init__(inner, Factor(matrix, min(scales), max(scales)))
+        self.exponents = list(exponents)
+
+    def numbers(self) -> dict[str, Any]:
+        return super().numbers() | {"scales": self.exponents}
+
+
+@dataclass
+class RescaledRun(PreconditionedRun):
+    """A run in scaled variables, which are scaled anew every `SCALING_INTERVAL` iterations."""
+
+    @property
+    def can_rescale(self) -> bool:
+        return True
+
+    @property
+    def scaling_is_due(self) -> bool:
+        return self.iterations % SCALING_INTERVAL == 0 or self.step_monitor.noise_found
+
+    @property
+    def message(self) -> str:
+        """The cause of the ending, with a remark that the variables were scaled."""
+        remark = "The run continued in variables scaled by the diagonal of the Hessian."
+        return f"{super().message} {remark}".lstrip()
+
+
+def in_scaled_variables(run: Run) -> Run:
+    """Return the continuation of a run with scales of the current point; the run itself if it may keep its scales.
+
+    σ, the units and the gradient norms of the run so far belong to other variables, so they are reset.
+    """
+    exponents = _new_exponents(run) if run.can_rescale else None
+    if exponents is None:
+        return run
+    run.iteration.reset()
+    sigma0 = run.iteration.method.initial_sigma_rule.sigma0
+    run.iteration.replace_numbers(sigma=sigma0, last_step_norm=0.0, last_grad_norm=0.0, unit_length=0.0, unit_cubic=0.0)
+    return with_scales(run, exponents)
+
+
+def with_scales(run: Run, exponents: Sequence[int]) -> Run:
+    """Return a run from the current point of another one, with its iteration, in variables with these scales."""
+    oracle, exponent = RescaledOracle(run.unscaled_oracle, exponents), run.full_oracle.exponent
+    return RescaledRun(
+        ScaledOracle(oracle, exponent) if exponent else oracle,
+        run.iteration,
+        run.limits,
+        oracle.solve(run.point),
+        run.seed,
+        history=run.history,
+        time_is_up=run.time_is_up,
+        first_value=run.first_value,
+    )
+
+
+def _new_exponents(run: Run) -> list[int] | None:
+    """Return the exponents of the scales |H_ii|^(-1/2) at the current point; None if the run may keep its scales.
+
+    An entry of 0 counts as the smallest other one.
+    """
+    space, current = run.oracle.space, run.oracle.numbers().get("scales")
+    if space.dim > MAX_SCALED_VARIABLES:
+        return None
+    try:
+        entries = hessian_diagonal(run.unscaled_oracle, run.point)
+    except NonFiniteProductError:
+        return None
+    largest, smallest = max(entries, default=0.0), min((entry for entry in entries if entry > 0.0), default=0.0)
+    if current is None and not smallest < space.eps * largest < math.inf:
+        return None
+    exponents = [-math.frexp(entry or smallest)[1] // 2 for entry in entries]
+    changes = [abs(new - old) for new, old in zip(exponents, current or exponents, strict=True)]
+    return exponents if current is None or max(changes) >= _MIN_CHANGE else None
+
+
+def saved_scales(state: Mapping[str, Any], dim: int) -> list[int] | None:
+    """Return the exponents in the state of a run in scaled variables; None for other states."""
+    numbers = state.get("oracle")
+    if not isinstance(numbers, Mapping) or "scales" not in numbers:
+        return None
+    exponents = numbers["scales"]
+    is_valid = isinstance(exponents, list) and len(exponents) == dim and all(map(_is_exponent, exponents))
+    if not is_valid:
+        raise state_error("resume['oracle']['scales']", exponents, f"{dim} integers")
+    return list(exponents)
+
+
+def _is_exponent(entry: object) -> bool:
+    """Whether an entry is the exponent of a scale |H_ii|^(-1/2)."""
+    return type(entry) is int and abs(entry) <= _MAX_EXPONENT
