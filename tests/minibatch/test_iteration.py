@@ -20,7 +20,7 @@ from sanc import Branch
 from sanc.core.iteration import Iteration
 from sanc.core.model import SAMPLED_KRYLOV_DIM
 from sanc.core.spectrum.krylov import Krylov
-from sanc.minibatch import watch
+from sanc.minibatch import batch_losses
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, AveragedStep, checksum
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.state import MinibatchState
@@ -795,5 +795,5 @@ def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, h
         MinibatchState(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference
     )
     slower = reference - 0.4 * abs(reference)
-    assert watch.compare_batches(state, None, slower, 1.0, 1e-16)[1]["steps_since_halving"] == 1
-    assert watch.compare_batches(state, None, halved, 1.0, 1e-16)[1]["steps_since_halving"] == 0
+    assert batch_losses.compare_batches(state, None, slower, 1.0, 1e-16)[1]["steps_since_halving"] == 1
+    assert batch_losses.compare_batches(state, None, halved, 1.0, 1e-16)[1]["steps_since_halving"] == 0
