@@ -30,7 +30,8 @@ from sanc.errors import (
     warn,
 )
 from sanc.leastsquares.fitting import least_squares
-from sanc.leastsquares.row_fits import checked_data, fit_rows, holds_numbers
+from sanc.leastsquares.row_data import checked_data, holds_numbers
+from sanc.leastsquares.row_fits import fit_rows
 from sanc.many.minimizing import RunOptions
 from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.objective import checked_point
