@@ -93,7 +93,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
     "core.runs.consistency._ASYMMETRY_TOLERANCE": (1e-6, 1e-2),
     "core.runs.consistency._MIN_DERIVATIVE_RATIO": (2.0, 100.0),
     "core.runs.consistency._ROUNDOFF_MARGIN": (10.0, 1e4),
-    "core.spectrum.product_errors.ASYMMETRY_FACTOR, core.spectrum.eigenvalue_bounds.ASYMMETRY_FACTOR": (2.0, 100.0),
+    "core.spectrum.product_errors.ASYMMETRY_FACTOR, core.spectrum.monitored_lanczos.ASYMMETRY_FACTOR": (2.0, 100.0),
     "core.runs.consistency.NOISE_SPACING": (100.0, 1e4),
     "core.runs.consistency.LEAST_FRACTION": (1e-3, 0.1),
     "core.runs.consistency._POINT_ROUNDING_FRACTION": (0.01, 0.4),

@@ -109,6 +109,16 @@ def test_the_packages_of_the_core_are_layers():
         assert not targets & above["" if folder == "core" else folder], path
 
 
+def test_the_algebra_of_the_spectrum_knows_no_oracle():
+    """The oracle builds on it. Only what measures the Hessian of an oracle imports that."""
+    spectrum = SOURCE / "core" / "spectrum"
+    measuring = {spectrum / name for name in ("monitored_lanczos.py", "curvature.py", "extremes.py")}
+    algebra = set(spectrum.glob("*.py")) - measuring
+    allowed = algebra | {SOURCE / "core" / "space.py", SOURCE / "errors.py"}
+    assert {path: imports(path) - allowed for path in algebra if imports(path) - allowed} == {}
+    assert all(imports(path) & {SOURCE / "core" / "oracle.py"} for path in measuring)
+
+
 def test_the_map_has_every_package_and_every_file():
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawing, core = page.split("```")[1], page.split("**`core/`**")[1].split("\n\n**`")[0]
