@@ -1,0 +1,152 @@
+"""Returning to an earlier point: after a rise of the loss, batches that are not finite, and outliers."""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sanc
+from composing import iteration_on
+from sanc import Branch
+from sanc.minibatch import recovery
+from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
+from sanc.minibatch.iteration import MinibatchIteration
+
+
+def settled_run(problem, steps=60, **options):
+    iteration, oracle = iteration_on(problem, **options)
+    x = np.ones(problem.dim)
+    for _ in range(steps):
+        x, _ = iteration.iterate(x, oracle)
+    assert iteration.state.averaged
+    return iteration, oracle, x
+
+
+def test_a_loss_that_rises_for_long_returns_to_a_safe_point(problem):
+    """As if the steps themselves had gone wrong: the averaged point moves away a little in every iteration."""
+    iteration, oracle, x = settled_run(problem)
+    good, k = problem.value(x), 0
+    while not iteration.has_returned:
+        k += 1
+        assert k < 100
+        x = x + 0.1
+        iteration.state = replace(
+            iteration.state, checksum=float(checksum(torch.from_numpy(x))) % CHECKSUM_MODULUS
+        )  # as the iteration does
+        before = oracle.meter.paper_calls
+        x, record = iteration.iterate(x, oracle)
+        assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
+    assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
+    assert problem.value(x) < 1.1 * good and iteration.state.eta_reduction == 0.5
+    safe_point = iteration.state.safe_point
+    iteration.iterate(x, oracle)
+    assert not iteration.has_returned
+    # The return is not taken for a change by the caller: averaging goes on, and the point is not dropped.
+    assert iteration.state.projection_countdown == 0 and iteration.state.safe_point is not None and safe_point is x
+
+
+def test_a_change_of_the_parameters_by_the_caller_is_not_undone(problem):
+    iteration, oracle, x = settled_run(problem)
+    point, _ = iteration.iterate(x + 3.0, oracle)
+    assert np.linalg.norm(point - x - 3.0) < 0.1
+    for _ in range(60):
+        point, record = iteration.iterate(point, oracle)
+        assert "back" not in record.note
+
+
+def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
+    """Ten batches without a positive row drive the bias to −∞; the first with one is better off where that began."""
+    w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = sanc.SANC([w], seed=0)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    X = torch.tensor([[1.0, 0.3], [1.0, -0.2], [1.0, 0.1], [1.0, 0.4]], dtype=torch.float64)
+    negative, mixed = torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    for _ in range(10):
+        opt.step(lambda: loss(X @ w, negative))
+    assert float(w[0].detach()) < -5.0 and opt.record.branch != "averaged"
+    opt.step(lambda: loss(X @ w, mixed))
+    assert opt.record.branch == "averaged" and float(w.detach().abs().max()) < 0.1
+    assert opt.record.value == pytest.approx(math.log(2.0)) and "returned to the initial point" in opt.record.note
+
+
+@pytest.mark.parametrize(
+    ("value", "entry", "before", "back"),
+    [(0.5, 1.0, 0.1, False), (2.0, 1.0, 3.0, False), (2.0, 1.0, 1.5, True), (math.nan, 1.0, 1.5, True),
+     (math.nan, 1.0, math.nan, False)],
+)  # fmt: skip
+def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, entry, before, back):
+    iteration = MinibatchIteration(sanc.method_for(), seed=0)
+    x, start = np.ones(2), np.zeros(2)
+    iteration.state = replace(iteration.state, first_point=start, first_loss=entry)
+    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
+    assert recovery.start_of_averaging(iteration.state, x, value, oracle) is (start if back else x)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
+def test_rare_rows_are_learnt_from(seed):
+    """One row in fifty is positive and the batches have four: a high loss is the batch's, not the step's."""
+    rng = np.random.default_rng(seed)
+    X = torch.from_numpy(rng.standard_normal((2000, 5)))
+    y = torch.from_numpy((rng.random(2000) < 0.02).astype(float))
+    w = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    opt, jumps = sanc.SANC([w], seed=0), 0
+    for _ in range(800):
+        rows = torch.from_numpy(rng.choice(2000, 4, replace=False))
+        opt.step(lambda rows=rows: loss(X[rows] @ w[:5] + w[5], y[rows]))
+        jumps += "safe point" in opt.record.note
+    assert jumps == 0
+    assert float(loss(X @ w[:5] + w[5], y).detach()) < 0.14  # the entropy of the labels is 0.098, a bias of 0 has 0.69
+
+
+def test_a_loss_that_is_not_finite_twice_returns_to_a_safe_point(problem):
+    iteration, oracle, x = settled_run(problem)
+    bad = x * np.nan
+    point, record = iteration.iterate(bad, oracle)
+    assert (
+        point is bad and "finite" in record.note and iteration.state.eta_reduction == 1.0
+    )  # the batch may be to blame
+    point, record = iteration.iterate(bad, oracle)
+    assert np.isfinite(point).all() and "back to the last safe point" in record.note
+    assert iteration.state.eta_reduction == 0.5
+
+
+def test_a_loss_that_changes_for_good_returns_nowhere(problem):
+    """Where the data change, the safe point is no better, and the run goes on."""
+    iteration, oracle, x = settled_run(problem)
+    gradient, trial = oracle.gradient, oracle.gradient_sample_value
+
+    def higher(x):
+        value, g = gradient(x)
+        return value + 50.0, g
+
+    oracle.gradient, oracle.gradient_sample_value = higher, lambda x: trial(x) + 50.0
+    for _ in range(150):
+        x, record = iteration.iterate(x, oracle)
+        assert "back" not in record.note
+    assert iteration.state.eta_reduction == 1.0
+
+
+def test_one_outlier_batch_does_not_ruin_a_run():
+    """Targets of one batch a thousand times too large; undisturbed and disturbed end alike."""
+    ends = []
+    for factor in (1.0, 1000.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+        x = torch.randn(1000, 8)
+        y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
+        opt = sanc.SANC(net.parameters(), seed=0)
+        for k in range(200):
+            rows = torch.randint(1000, (32,))
+            target = y[rows] * (factor if k == 100 else 1.0)
+            opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
+            assert k != 100 or factor == 1.0 or "outlier" in opt.record.note
+        with torch.no_grad():
+            ends.append(float((net(x) - y).square().mean()))
+    assert ends[0] < 0.15 and ends[1] < 1.2 * ends[0]
