@@ -10,7 +10,7 @@ import torch
 
 from driving import normal
 from sanc.core.spectrum.curvature import explore
-from sanc.implicit.linear import RitzSpace, known_space, solve, solve_least_squares
+from sanc.implicit.linear_systems import RitzSpace, known_space, solve, solve_least_squares
 from sanc.minimisation.objective import build_oracle
 
 D = torch.float64

@@ -35,7 +35,7 @@ _CURVED_STEPS = 6
 """
 _NEGLIGIBLE_MULTIPLIER = 1e-3
 """Ratio of the multiplier to the smallest eigenvalue below which σ does not limit the step, and none is corrected."""
-_SAME_DIRECTION = 0.3
+_SAME_DIRECTION_TOLERANCE = 0.3
 """Largest part of a shorter step, relative to it, across a rejected one whose r''(s, s) is used again."""
 
 
@@ -76,7 +76,7 @@ class ResidualCurvature:
         if self._last is not None:
             last_step, last_second = self._last
             ratio = float(s @ last_step) / float(last_step @ last_step)
-            if np.linalg.norm(s - ratio * last_step) <= _SAME_DIRECTION * np.linalg.norm(s):
+            if np.linalg.norm(s - ratio * last_step) <= _SAME_DIRECTION_TOLERANCE * np.linalg.norm(s):
                 return ratio * ratio * last_second
         z, change = self.face.full_point(x), self.face.full_step(s)
         second = second_derivative(self.oracle, self.evaluation, self.evaluation.jacobian, z, change)

@@ -37,7 +37,7 @@ from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.objective import checked_point
 from sanc.options import CurveFitOptions
 
-_RESTARTS = 3
+_DEFAULT_RESTARTS = 3
 """Number of other rows from whose parameters a row is fitted again, by default."""
 _ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
 """Words of the errors of NumPy and torch for an array where one number is needed."""
@@ -137,7 +137,7 @@ def curve_fit(
             bounds,
             RunOptions(**passed_on),
             start=partial(_start, f, None),
-            restarts=_RESTARTS if restarts is None else restarts,
+            restarts=_DEFAULT_RESTARTS if restarts is None else restarts,
             absolute_sigma=absolute_sigma,
         )
         return fitted if full_output else fitted[:2]

@@ -17,8 +17,8 @@ from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
+from sanc.leastsquares.jacobian_model import JacobianModel
 from sanc.leastsquares.matrices import GramSpace, JacobianMatrix
-from sanc.leastsquares.model import JacobianModel
 from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
 
 

@@ -4,7 +4,8 @@ The vectors of the run are z = x/d. Each d_j is a power of two near 1/‖J_j‖,
 Jacobian, so that scaling changes no digit, and the cubic model measures steps in units in which all variables have
 the same effect on the residuals. With a preconditioner M = LLᵀ of the caller they are z = L⁻¹x. The model has the
 curvature Jᵀ diag(h) J of Gauss and Newton. The second-order term S = Σ w_i ∇²r_i is added if measurement shows that it
-improves the model (`sanc.leastsquares.secant`). Certificates, and steps away from saddles, have the whole Hessian.
+improves the model (`sanc.leastsquares.second_order_term`). Certificates, and steps away from saddles, have the whole
+Hessian.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sanc.functions.oracle import CallableOperator, CallableOracle
 from sanc.leastsquares.losses import Loss, LossTerms
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
-from sanc.leastsquares.secant import SecondOrderTerm
+from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.leastsquares.variables import ROUNDED_EXPONENT, Variables, exponent_limit
 
 _MAX_CACHED_POINTS = 4

@@ -36,9 +36,9 @@ from sanc.many.running import RowRun, RunLimits
 
 _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
-_REFITS = 2
+_MAX_REFITS = 2
 """How often rows that fit poorly are fitted from other parameters."""
-_CANDIDATES = (32, 512)
+_CANDIDATE_COUNTS = (32, 512)
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
 second time, when fewer rows are left, there are as many evaluations as the first time."""
 _FIRST_TRIALS = 12
@@ -47,7 +47,7 @@ _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
 _COMPARED_JACOBIANS = 64
 """Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
-_SAME_COST = 1e-6
+_EQUAL_COST_TOLERANCE = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
 
 
@@ -187,15 +187,15 @@ class _RowFits:
         self._run.run(start, self.lower, self.upper, max_trials=first)
         self._collect()
         generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0
-        for _ in range(_REFITS if restarts else 0):
+        for _ in range(_MAX_REFITS if restarts else 0):
             limit = _largest_good_cost(self.outputs, self.problem.data)
             poor = _poor_fits(self.outputs, limit)
             good = ~poor & is_success(self.outputs["status"])
             indices, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
             if len(indices) == 0 or len(others) == 0 or self._is_stopped():
                 break
-            evaluations = evaluations or _CANDIDATES[0] * len(indices)
-            candidates = min(max(evaluations // len(indices), _CANDIDATES[0]), _CANDIDATES[1])
+            evaluations = evaluations or _CANDIDATE_COUNTS[0] * len(indices)
+            candidates = min(max(evaluations // len(indices), _CANDIDATE_COUNTS[0]), _CANDIDATE_COUNTS[1])
             drawn = torch.randint(len(others), (restarts, candidates), generator=generator).to(others.device)
             starts = self._best_parameters(indices, self.outputs["x"][others[drawn]])
             if not self._run_again(indices, starts, limit, later):
@@ -266,8 +266,8 @@ class _RowFits:
         rank = torch.where(value.isfinite(), value, torch.inf)[fits]
         best = torch.where(succeeded[fits] | ~succeeded[fits].any(0), rank, torch.inf).argmin(0)
         new, old = fits[best, torch.arange(len(indices), device=indices.device)], self._chosen[indices]
-        lower = (value[new] < (1.0 - _SAME_COST) * value[old]) | ~value[old].isfinite()
-        same = value[new] <= (1.0 + _SAME_COST) * value[old]
+        lower = (value[new] < (1.0 - _EQUAL_COST_TOLERANCE) * value[old]) | ~value[old].isfinite()
+        same = value[new] <= (1.0 + _EQUAL_COST_TOLERANCE) * value[old]
         improved = (lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
         self._chosen = self._chosen.index_put((indices,), torch.where(improved, new, old))
         self._collect()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.leastsquares.model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
+from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
 from sanc.leastsquares.row_data import RowData
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel
 from sanc.leastsquares.variables import exponent_limit

@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import cho_factor, cho_solve
 
 from sanc.core.space import Space
-from sanc.implicit.linear import RitzSpace, solve
+from sanc.implicit.linear_systems import RitzSpace, solve
 from sanc.minimisation import minimize
 from sanc.sums.linear import Array, LinearSum
 
