@@ -193,6 +193,7 @@ class Journal:
         self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_COUNTERS, 0))
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        """Write a line of JSON, and add it to the digest."""
         content = (json.dumps(_with_nulls(line), ensure_ascii=False) + "\n").encode()
         self._digest.update(content)
         self._file.write(content)
@@ -224,6 +225,7 @@ class Journal:
         self._last = time.monotonic()
 
     def _flush(self) -> int:
+        """Write everything to the disk, and return the position."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()

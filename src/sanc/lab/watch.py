@@ -111,6 +111,7 @@ class StepLog:
         return numbers
 
     def _batch_noise(self) -> float:
+        """Return the standard deviation of the loss over batches; NaN of fewer than three losses."""
         changes = np.diff(self._losses)
         return float(np.std(changes) / math.sqrt(2.0)) if len(changes) > 1 else math.nan
 

@@ -111,6 +111,7 @@ class AcceleratedSubspace(KrylovSubspace):
         return corrected if face.is_inside(corrected) else trial
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
+        """Return a for a step s; None if σ does not limit the step, or if a is too long."""
         spectrum, curvature = self.spectrum, self.curvature
         if spectrum is None or not step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(spectrum.leftmost, 0.0):
             return None

@@ -212,6 +212,7 @@ class ResidualOracle(CallableOracle):
         return evaluation
 
     def _evaluate_residuals(self, x: Floats) -> ResidualEvaluation:
+        """Evaluate the residuals and their loss."""
         r = self.residuals(x)
         return ResidualEvaluation(x, r, self.loss(r))
 

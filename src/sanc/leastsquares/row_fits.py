@@ -324,6 +324,7 @@ def _poor_fits(outputs: dict[str, Tensor], limit: Tensor) -> Tensor:
 
 
 def _warn_about_failures(result: ManyResult) -> None:
+    """Warn of rows that led to no fit."""
     failed = int((~torch.as_tensor(result.success)).sum())
     if failed:
         warn(

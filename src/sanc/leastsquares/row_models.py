@@ -73,6 +73,7 @@ class MappedModel:
         return curves[0], columns
 
     def _cost(self, p: Tensor, x: Any, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Return half of the sum of squares of one row."""
         r = self._curve(p, x) - y
         return 0.5 * (r if weights is None else r * weights).square().sum()
 
