@@ -118,9 +118,8 @@ def _commit() -> dict[str, str]:
     """Return the commit of this source; empty if the source is not tracked by a git repository."""
     git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
     try:
-        git(
-            ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-        )  # fails if an enclosing repository does not track it
+        # Fails if an enclosing repository does not track it.
+        git(["git", "ls-files", "--error-unmatch", Path(__file__).name])
         return {"commit": git(["git", "rev-parse", "HEAD"]).stdout.strip()}
     except (OSError, subprocess.SubprocessError):
         return {}

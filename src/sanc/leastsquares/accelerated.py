@@ -20,7 +20,8 @@ from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
-from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
+from sanc.leastsquares.evaluation import ResidualEvaluation
+from sanc.leastsquares.oracle import ResidualOracle
 
 DIFFERENCE_FRACTION = 0.1
 """Size, relative to the step, of the difference that gives r''(s, s), as in Transtrum and Sethna (2012)."""
