@@ -37,7 +37,7 @@ def batches(count, size=20):
     return [(x[rows], y[rows]) for rows in torch.randint(400, (count, size), generator=generator)]
 
 
-def run(style, steps=80, kind="plain", **options):
+def run(style, steps=30, kind="plain", **options):
     model = network(kind)
     opt = sanc.SANC(model.parameters(), seed=0, **options)
     drive(style, model, opt, batches(steps))
@@ -126,10 +126,10 @@ def test_a_gradient_that_is_not_finite_is_skipped():
 @pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
 @pytest.mark.parametrize("evaluating", [False, True])
 def test_a_run_resumes_bit_for_bit(style, evaluating):
-    data = batches(90)
+    data = batches(45)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
-    drive(style, model, opt, data[:50])
+    drive(style, model, opt, data[:25])
     if evaluating:
         opt.eval()
     file = io.BytesIO()
@@ -142,7 +142,7 @@ def test_a_run_resumes_bit_for_bit(style, evaluating):
     twin.load_state_dict(state)
     assert twin.style == style
     for net, mine in ((model, opt), (other, twin)):
-        drive(style, net, mine, data[50:])
+        drive(style, net, mine, data[25:])
         mine.eval()
     assert torch.equal(flat(model), flat(other))
     assert copy.deepcopy(twin).style == style
@@ -550,9 +550,9 @@ def test_schedulers_attach():
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 @pytest.mark.parametrize("schedule", [
-    lambda opt: lr_scheduler.StepLR(opt, 10, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
-    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.9),
-    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
+    lambda opt: lr_scheduler.StepLR(opt, 5, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 15),
+    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=8), lambda opt: lr_scheduler.ExponentialLR(opt, 0.8),
+    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=24, cycle_momentum=False),
 ], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
 def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
     """The rates are those of another optimiser with lr = 1, and steps are the same as with rates set by hand."""
@@ -560,7 +560,7 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
     opt, twin = (sanc.SANC(net.parameters(), seed=0, curvature=False) for net in (model, other))
     reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     mine, theirs = schedule(opt), schedule(reference)
-    for data in batches(40):
+    for data in batches(16):
         twin.param_groups[0]["lr"] = reference.param_groups[0]["lr"]
         assert opt.param_groups[0]["lr"] == twin.param_groups[0]["lr"]
         drive(style, model, opt, [data])
@@ -569,7 +569,7 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
         mine.step()
         theirs.step()
     assert torch.equal(flat(model), flat(other))
-    plain, _ = run(style, 40, curvature=False)
+    plain, _ = run(style, 16, curvature=False)
     opt.eval()
     assert not torch.allclose(flat(plain), flat(model))  # the rates have an effect
 
@@ -747,19 +747,19 @@ def test_every_gradient_without_a_closure_is_counted_once():
 def test_a_parameter_may_change_its_shape_without_closures():
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0)
-    drive("gradients", model, opt, batches(30))
+    drive("gradients", model, opt, batches(12))
     model[0].weight.data = torch.ones(8, 3).double()
-    drive("gradients", model, opt, [(a[:, :3], b) for a, b in batches(30)])
-    assert opt.record.iteration == 59
+    drive("gradients", model, opt, [(a[:, :3], b) for a, b in batches(12)])
+    assert opt.record.iteration == 23
 
 
 def test_an_exception_in_a_step_without_closures_changes_nothing(monkeypatch):
     """The set of parameters has changed, so that the step moves them to the average before it fails."""
     model, twin = network(), network()
     opt, other = sanc.SANC(model.parameters(), seed=0), sanc.SANC(twin.parameters(), seed=0)
-    given = batches(45)
-    drive("gradients", model, opt, given[:40])
-    drive("gradients", twin, other, given[:40])
+    given = batches(20)
+    drive("gradients", model, opt, given[:15])
+    drive("gradients", twin, other, given[:15])
     before = flat(model).clone()
     model[0].requires_grad_(False)
 
@@ -769,11 +769,11 @@ def test_an_exception_in_a_step_without_closures_changes_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(opt._iteration, "_averaged_step", fails)
         with pytest.raises(RuntimeError, match="no memory"):
-            drive("gradients", model, opt, given[40:41])
+            drive("gradients", model, opt, given[15:16])
     assert torch.equal(flat(model), before)
     model[0].requires_grad_(True)
-    drive("gradients", model, opt, given[40:])
-    drive("gradients", twin, other, given[40:])
+    drive("gradients", model, opt, given[15:])
+    drive("gradients", twin, other, given[15:])
     assert torch.equal(flat(model), flat(twin))
 
 
