@@ -59,7 +59,7 @@ def batches(count, size=20):
     return [(x[rows], y[rows]) for rows in torch.randint(400, (count, size), generator=generator)]
 
 
-def run(style, steps=80, kind="plain", **options):
+def run(style, steps=30, kind="plain", **options):
     """Train the network on these batches, and return it with its optimiser."""
     model = network(kind)
     opt = sanc.SANC(model.parameters(), seed=0, **options)

@@ -70,6 +70,12 @@ def name_of(path):
 
 
 @functools.cache
+def files_by_name():
+    """Return the file of each module."""
+    return {".".join(("sanc", *name_of(path).parts)).removesuffix(".__init__"): path for path in modules()}
+
+
+@functools.cache
 def imports(path):
     """Modules of the package that a file imports, also within functions and for the type checker alone."""
     found = set()
@@ -78,8 +84,7 @@ def imports(path):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    files = {".".join(("sanc", *name_of(p).parts)).removesuffix(".__init__"): p for p in modules()}
-    return {files[name] for name in found if name in files}
+    return {files_by_name()[name] for name in found if name in files_by_name()}
 
 
 def package(path):

@@ -104,7 +104,7 @@ RESUMED = [("sanc", "paper"), ("crm", "paper"), ("sgd", "paper"), ("sanc", "robu
 ])  # fmt: skip
 def test_a_run_resumes_after_any_iteration(tmp_path, problem, method, preset):
     """A run is stopped after random iterations, with checkpoints at other times; its trace is that of a whole run."""
-    calls = 3000 if preset == "robust" or method == "sgd" else 7000  # about sixty iterations
+    calls = 2000 if preset == "robust" or method == "sgd" else 4500  # about forty iterations
     panel = replace(LOGISTIC, calls=calls)
     if problem == "mlp":
         panel = Panel("own-mlp", "own", "mlp", "digits", (method,), {"eta1": 0.1, "eta2": 0.3, "lr": 0.05}, batch=32,
@@ -114,7 +114,7 @@ def test_a_run_resumes_after_any_iteration(tmp_path, problem, method, preset):
     rng = random.Random(method + problem)
     cuts = 0
     while not finished(tmp_path / "cut" / "runs" / spec.path):
-        stop = rng.randrange(3, 15)
+        stop = rng.randrange(3, 10)
         made = []
 
         def tick(share, loss, branch, sigma, made=made, stop=stop):

@@ -67,7 +67,7 @@ def test_a_loss_in_other_units_takes_the_same_path(size):
         net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
         x = torch.randn(200, 4, dtype=torch.float64)
         opt = sanc.SANC(net.parameters(), seed=0, curvature=False)
-        for k in range(60):
+        for k in range(30):
             rows = torch.arange(20) + 10 * (k % 18)
             opt.step(lambda rows=rows, factor=factor: factor * (net(x[rows])[:, 0] - x[rows].prod(1)).square().mean())
         ends.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
@@ -85,7 +85,7 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
         x = torch.randn(200, 4, dtype=torch.float64)
         weights = {name: nn.Parameter(unit * p.detach()) for name, p in net.named_parameters()}
         opt = sanc.SANC([{"params": weights.values(), "weight_decay": 1e-3 / unit**2}], seed=0, curvature=curvature)
-        for k in range(60):
+        for k in range(30):
             rows = torch.arange(20) + 10 * (k % 18)
 
             def closure(rows=rows, unit=unit, weights=weights):

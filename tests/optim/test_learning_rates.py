@@ -39,9 +39,9 @@ def test_schedulers_attach():
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 @pytest.mark.parametrize("schedule", [
-    lambda opt: lr_scheduler.StepLR(opt, 10, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
-    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=20), lambda opt: lr_scheduler.ExponentialLR(opt, 0.9),
-    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=60, cycle_momentum=False),
+    lambda opt: lr_scheduler.StepLR(opt, 5, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 15),
+    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=8), lambda opt: lr_scheduler.ExponentialLR(opt, 0.8),
+    lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=24, cycle_momentum=False),
 ], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
 def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
     """The rates are those of another optimiser with lr = 1, and steps are the same as with rates set by hand."""
@@ -49,7 +49,7 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
     opt, twin = (sanc.SANC(net.parameters(), seed=0, curvature=False) for net in (model, other))
     reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     mine, theirs = schedule(opt), schedule(reference)
-    for data in batches(40):
+    for data in batches(16):
         twin.param_groups[0]["lr"] = reference.param_groups[0]["lr"]
         assert opt.param_groups[0]["lr"] == twin.param_groups[0]["lr"]
         drive(style, model, opt, [data])
@@ -58,7 +58,7 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
         mine.step()
         theirs.step()
     assert torch.equal(flat(model), flat(other))
-    plain, _ = run(style, 40, curvature=False)
+    plain, _ = run(style, 16, curvature=False)
     opt.eval()
     assert not torch.allclose(flat(plain), flat(model))  # the rates have an effect
 
