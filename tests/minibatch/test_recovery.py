@@ -17,6 +17,7 @@ from sanc import Branch
 from sanc.minibatch import recovery
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.state import MinibatchState
 
 
 def settled_run(problem, steps=60, **options):
@@ -29,7 +30,7 @@ def settled_run(problem, steps=60, **options):
 
 
 def test_a_loss_that_rises_for_long_returns_to_a_safe_point(problem):
-    """As if the steps themselves had gone wrong: the averaged point moves away a little in every iteration."""
+    """As if the steps themselves had caused it: the averaged point moves away a little in every iteration."""
     iteration, oracle, x = settled_run(problem)
     good, k = problem.value(x), 0
     while not iteration.has_returned:
@@ -41,7 +42,7 @@ def test_a_loss_that_rises_for_long_returns_to_a_safe_point(problem):
         )  # as the iteration does
         before = oracle.meter.paper_calls
         x, record = iteration.iterate(x, oracle)
-        assert record.calls.paper_calls - before == oracle.sizes[0]  # a step that goes back took a gradient, too
+        assert record.calls.paper_calls - before == oracle.sizes[0]  # a return takes a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
     assert problem.value(x) < 1.1 * good and iteration.state.eta_reduction == 0.5
     safe_point = iteration.state.safe_point
@@ -150,3 +151,70 @@ def test_one_outlier_batch_does_not_ruin_a_run():
         with torch.no_grad():
             ends.append(float((net(x) - y).square().mean()))
     assert ends[0] < 0.15 and ends[1] < 1.2 * ends[0]
+
+
+# The functions themselves: they return the next state, and change nothing.
+
+X, SAFE, FIRST = np.full(2, 3.0), np.array([0.0, 3.0]), np.full(2, 3.5)
+
+
+def oracle_of(values, has_values=True):
+    """An oracle that knows the loss at the three points, by their names."""
+    points = {id(X): "x", id(SAFE): "safe", id(FIRST): "first"}
+    return types.SimpleNamespace(
+        has_values=has_values,
+        gradient_sample_value=lambda point: values[points[id(point)]],
+        gradient=lambda point: (values["x"], np.ones(2)),
+        norm=np.linalg.norm,
+        space=types.SimpleNamespace(norm=lambda v: float(np.linalg.norm(v))),
+    )
+
+
+def state_of(**changes):
+    return replace(MinibatchState(0, iteration=50, steps=30, averaged=True, safe_point=SAFE), **changes)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "at_safe_point", "point", "eta"),
+    [(0, 1.0, X, 1.0), (1, 1.0, SAFE, 0.5), (1, math.nan, X, 1.0), (2, 1.0, SAFE, 0.5)],
+)
+def test_the_second_batch_that_is_not_finite_returns_unless_it_is_not_finite_there_either(
+    earlier, at_safe_point, point, eta
+):
+    state = state_of(nonfinite_batches=earlier, checksum=7.0)
+    outcome = recovery.handle_nonfinite(state, X, oracle_of({"safe": at_safe_point}), math.inf, 1.0)
+    assert outcome.point is point and outcome.has_returned is (point is SAFE)
+    assert outcome.state.nonfinite_batches == earlier + 1 and math.isnan(outcome.state.checksum)
+    assert outcome.state.eta_reduction == eta and state.eta_reduction == 1.0
+    assert outcome.record.iteration == 50 and "the loss of the gradient sample is not finite" in outcome.record.note
+    assert outcome.record.step_norm == (3.0 if point is SAFE else 0.0)
+
+
+@pytest.mark.parametrize(("at_x", "raised"), [(1.9, False), (2.1, True), (math.nan, True)])
+def test_steps_raised_the_loss_if_one_batch_confirms_half_of_the_rise(at_x, raised):
+    state = state_of(loss_mean=3.0, lowest_loss_mean=1.0)
+    oracle = oracle_of({"x": at_x, "safe": 1.0})
+    assert recovery.steps_raised_loss(state, X, oracle) is raised
+    assert not recovery.steps_raised_loss(replace(state, safe_point=X), X, oracle)
+    outcome = recovery.return_after_rise(state, X, oracle, X)
+    assert outcome.point is SAFE and outcome.has_returned and outcome.state.eta_reduction == 0.5
+    assert outcome.record.trials == 2 and outcome.record.note == "the loss rose: back to the last safe point"
+
+
+@pytest.mark.parametrize(
+    ("first_loss", "due", "at_first", "returns", "kept"),
+    [(1.5, None, 0.01, False, True), (1.5, 0.01, 0.01, True, False), (1.5, 0.2, 0.2, False, True),
+     (200.0, None, 0.9, True, False), (200.0, None, 1.1, False, False)],
+)  # fmt: skip
+def test_first_batches_were_outliers_if_the_loss_at_the_first_point_is_lower(first_loss, due, at_first, returns, kept):
+    """Far lower, where it is due, if the first loss was normal; lower, at any step, if it was an outlier."""
+    state = state_of(first_point=FIRST, first_loss=first_loss, weight_sum=5.0)
+    results = types.SimpleNamespace(value=1.0, grad_norm=1.0)
+    after, outcome = recovery.correct_first_steps(state, X, oracle_of({"first": at_first}), results, due)
+    assert (outcome is not None) is returns
+    if outcome is not None:
+        assert outcome.point is FIRST and outcome.has_returned and outcome.state.first_point is None
+        assert outcome.state.steps == 0 and outcome.state.weight_sum == 0.0  # averaging starts again
+    else:
+        assert (after.first_point is FIRST) is kept
+    assert state.first_point is FIRST and state.steps == 30
