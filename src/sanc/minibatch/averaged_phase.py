@@ -55,6 +55,14 @@ class _UnreadStep(NamedTuple):
     eps: float  # unit roundoff of the vectors
 
 
+class _ReadStep(NamedTuple):
+    """A step whose results are known."""
+
+    scalars: StepScalars[float]
+    results: StepResults
+    eps: float  # unit roundoff of the vectors
+
+
 class FinishedStep(NamedTuple):
     """A step whose results the host has read late.
 
@@ -190,9 +198,9 @@ class AveragedPhase:
             self._next_gradient_point = moved.point, moved.gradient_point
         if self._can_read_later(state, oracle):
             return self._postpone_results(state, moved, scalars, oracle.space.eps)
-        results = StepResults(*moved.numbers.tolist())
-        state, outcome = self._discard(state, x, oracle, results, first_loss)
-        return self._keep(state, x, oracle, moved, scalars, results, second_order_sigma) if outcome is None else outcome
+        step = _ReadStep(scalars, StepResults(*moved.numbers.tolist()), oracle.space.eps)
+        state, outcome = self._discard(state, x, oracle, step.results, first_loss)
+        return self._keep(state, x, oracle, moved, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
@@ -258,42 +266,27 @@ class AveragedPhase:
         return state, outcome
 
     def _keep(
-        self,
-        state: MinibatchState,
-        x: Vector,
-        oracle: Oracle,
-        moved: _Move,
-        scalars: StepScalars[float],
-        results: StepResults,
-        second_order_sigma: float,
+        self, state: MinibatchState, x: Vector, oracle: Oracle, moved: _Move, step: _ReadStep, second_order_sigma: float
     ) -> IterationOutcome:
         """Update the metric; return the new point, the next state and the record."""
-        has_values, iteration = oracle.has_values, state.iteration
+        value = step.results.value if oracle.has_values else math.nan
         self.metric.refresh(state.steps + 1 - state.last_extension)
         bound = self._settings.step_size.lower_bound
-        losses = updates.changes_by_loss(state, x, results.value, bound) if has_values else {}
+        losses = updates.changes_by_loss(state, x, value, bound) if oracle.has_values else {}
         were_at_average = _are_at_average(state, oracle)
-        by_results = updates.changes_by_results(state, self._settings, scalars, results)
+        by_results = updates.changes_by_results(state, self._settings, step.scalars, step.results)
         state = _expecting_projections(replace(state, **(losses | moved.vectors | by_results)))
         if _are_at_average(state, oracle) is not were_at_average:  # the checksum belongs to another point
             state = replace(state, checksum=math.nan)
         if state.projection_countdown or state.last_written_x is not None:
             last = {"last_x": x, "last_written_x": moved.point} if state.projection_countdown else _NO_PROJECTION
             state = replace(state, **last)
-        record = Record(iteration, value=results.value if has_values else math.nan)
-        record = self._completed(record, state, scalars, results, oracle.space.eps, second_order_sigma)
+        record = self._completed(Record(state.iteration, value=value), state, step, second_order_sigma)
         return IterationOutcome(state, moved.point, record)
 
-    def _completed(
-        self,
-        record: Record,
-        state: MinibatchState,
-        scalars: StepScalars[float],
-        results: StepResults,
-        eps: float,
-        second_order_sigma: float,
-    ) -> Record:
+    def _completed(self, record: Record, state: MinibatchState, step: _ReadStep, second_order_sigma: float) -> Record:
         """Return the record with the results of a step, and with σ = 1/(η‖s‖_M), where ‖s‖_M = η√(gᵀM⁻¹g)."""
+        scalars, results, eps = step
         eta = scalars.eta * results.step_factor
         dual_norm_square = max(results.dual_norm_square, 0.0) * state.gradient_unit  # gᵀM⁻¹g
         sigma = second_order_sigma
@@ -326,7 +319,7 @@ class AveragedPhase:
         (scalars, copy, record, eps), self._unread = self._unread, None
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
-            record = self._completed(record, state, scalars, results, eps, second_order_sigma)
+            record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
             changes = updates.changes_by_results(state, self._settings, scalars, results)
             return FinishedStep(replace(state, **changes), record, is_finite=True)
         count, sum_of_bits = state.nonfinite_batches + 1, results.checksum % CHECKSUM_MODULUS
