@@ -34,7 +34,7 @@ import sanc
 from benchmarks.reporting import command, machine, markdown_table, number, write_results
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
-from sanc.core.spectrum.curvature import Extremes, find_extremes
+from sanc.core.spectrum.extremes import Extremes, find_extremes
 
 TOLERANCE, CONFIDENCE = 0.02, 0.95
 LEAST_ERROR = 1e-5

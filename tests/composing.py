@@ -1,4 +1,4 @@
-"""Options of a method in a preset, of which the one of the authors is an object of the laboratory; and an oracle."""
+"""Options of a method in a preset, of which the one of the authors is an object of the laboratory; and oracles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 import sanc
 from sanc.lab.authors import AUTHORS
+from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.objective import build_oracle
+from sanc.sums.oracle import SumOracle
 
 PRESETS = {"paper": "paper", "authors": AUTHORS, "robust": "robust"}
 
@@ -30,3 +32,8 @@ def diagonal_oracle(eigenvalues: Any) -> tuple[Any, Any]:
         lambda x: 0.5 * (diagonal * x * x).sum(), torch.zeros_like(diagonal), jac=None, hess=None, hessp=None, args=()
     )
     return oracle, x
+
+
+def iteration_on(problem, method="sanc", batch=29, seed=0, **options):
+    """Return the iteration on samples, and the oracle that draws them."""
+    return MinibatchIteration(sanc.method_for(method, **options), seed), SumOracle(problem, (batch,) * 3, seed)

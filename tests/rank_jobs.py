@@ -471,7 +471,7 @@ def bytes_held():
     opt.step()
     iterates = opt._driver.iteration
     vectors = {tensor.data_ptr(): tensor for tensor in vectors_of(iterates.state).values()}  # some are the same
-    tensors = [*vectors.values(), *iterates._metric.preconditioner.tensors()]
+    tensors = [*vectors.values(), *iterates.averaged_phase.metric.preconditioner.tensors()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -70,6 +70,12 @@ def name_of(path):
 
 
 @functools.cache
+def files_by_name():
+    """Return the file of each module."""
+    return {".".join(("sanc", *name_of(path).parts)).removesuffix(".__init__"): path for path in modules()}
+
+
+@functools.cache
 def imports(path):
     """Modules of the package that a file imports, also within functions and for the type checker alone."""
     found = set()
@@ -78,8 +84,7 @@ def imports(path):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    files = {".".join(("sanc", *name_of(p).parts)).removesuffix(".__init__"): p for p in modules()}
-    return {files[name] for name in found if name in files}
+    return {files_by_name()[name] for name in found if name in files_by_name()}
 
 
 def package(path):
@@ -107,6 +112,16 @@ def test_the_packages_of_the_core_are_layers():
         targets = {name_of(target).parts[1] for target in imports(path) if package(target) == "core"}
         folder = path.parent.name
         assert not targets & above["" if folder == "core" else folder], path
+
+
+def test_the_algebra_of_the_spectrum_knows_no_oracle():
+    """The oracle builds on it. Only what measures the Hessian of an oracle imports that."""
+    spectrum = SOURCE / "core" / "spectrum"
+    measuring = {spectrum / name for name in ("monitored_lanczos.py", "curvature.py", "extremes.py")}
+    algebra = set(spectrum.glob("*.py")) - measuring
+    allowed = algebra | {SOURCE / "core" / "space.py", SOURCE / "errors.py"}
+    assert {path: imports(path) - allowed for path in algebra if imports(path) - allowed} == {}
+    assert all(imports(path) & {SOURCE / "core" / "oracle.py"} for path in measuring)
 
 
 def test_the_map_has_every_package_and_every_file():
@@ -293,10 +308,12 @@ def replaces_a_state(node):
 
 
 def test_only_the_iterations_write_records_and_states():
+    """The averaged phase and the recovery from outliers return the next state with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
-    assert {path for path in modules() if "Record" in calls(path)} == iterations
+    parts = {SOURCE / "minibatch" / "averaged_phase.py", SOURCE / "minibatch" / "recovery.py"}
+    assert {path for path in modules() if "Record" in calls(path)} == {SOURCE / "core" / "iteration.py"} | parts
     assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations
-    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} <= iterations
+    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations | parts
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations

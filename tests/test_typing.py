@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sanc
-from sanc.implicit.minimizing import _UNSUITABLE
+from sanc.implicit.entry import _UNSUITABLE
 from sanc.many.minimizing import RunOptions
 from sanc.minibatch.settings import METRICS
 from sanc.options import (

@@ -11,7 +11,8 @@ from benchmarks.common import zoo
 
 PROBLEMS = unseen.problems()
 LONG = (
-    "HUMPS", "LOG-HAIRY", "DIPOLES-6", "DIPOLES-8", "PENALTY-EXP-10", "STEEP-ROSENBROCK-10", "FLAT-VALLEY",
+    "HUMPS", "LOG-HAIRY", "LOG-HAIRY-CHAIN-10", "DIPOLES-6", "DIPOLES-8", "PENALTY-EXP-10", "STEEP-ROSENBROCK-10",
+    "FLAT-VALLEY", "CHAINED-WOOD-10", "GROWTH", "SNAIL",
 )  # fmt: skip
 
 

@@ -84,23 +84,24 @@ def message_of(call):
     return ""
 
 
+SOME = [math.nan, "three", None, KeyError]  # for styles and methods that share most entries with the first two
 CASES = [
-    (sanc.SANC, "robust", "loss", {}),
-    (sanc.SANC, "robust", "backward", {"noise": 0.0}),
-    (sanc.SANC, "robust", "gradients", {}),
-    (sanc.SCR, "robust", "loss", {"curvature": False}),
-    (sanc.SANC, "paper", "loss", {}),
-    (sanc.SANC, "authors", "loss", {}),
-    (sanc.ARC, "robust", "loss", {}),
-    (sanc.CR, "paper", "loss", {}),
-    (sanc.CRM, "paper", "loss", {}),
-    (sanc.NCD, "paper", "loss", {}),
+    (sanc.SANC, "robust", "loss", {}, [*WRONG, KeyError]),
+    (sanc.SANC, "paper", "loss", {}, [*WRONG, KeyError]),
+    (sanc.SANC, "robust", "backward", {"noise": 0.0}, SOME),
+    (sanc.SANC, "robust", "gradients", {}, SOME),
+    (sanc.SCR, "robust", "loss", {"curvature": False}, SOME),
+    (sanc.SANC, "authors", "loss", {}, [*WRONG, KeyError]),
+    (sanc.ARC, "robust", "loss", {}, [*WRONG, KeyError]),
+    (sanc.CR, "paper", "loss", {}, SOME),
+    (sanc.CRM, "paper", "loss", {}, [*WRONG, KeyError]),
+    (sanc.NCD, "paper", "loss", {}, SOME),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:the state was saved with")
-@pytest.mark.parametrize(("kind", "preset", "style", "options"), CASES)
-def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options):
+@pytest.mark.parametrize(("kind", "preset", "style", "options", "wrong_ones"), CASES)
+def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options, wrong_ones):
     model, opt, rest = optimiser(kind, preset, style, **options)
     state = opt.state_dict()
     del state["param_groups"][0]["run_state"]  # it is there twice
@@ -111,7 +112,7 @@ def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, 
             continue
         if path[0] == "param_groups" and "params" in path:
             continue
-        for wrong in [*WRONG, KeyError]:
+        for wrong in wrong_ones:
             if wrong is KeyError and path[0] == "param_groups" and path[-1] in ("lr", "weight_decay", "frozen"):
                 continue
             if same(wrong, old) or (old == {} and wrong is KeyError):  # no factors, of a parameter that needs none
@@ -123,7 +124,7 @@ def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, 
             assert any(name in said for name in names), (path, wrong, said)
             assert re.search(r"pass |construct |load |choose |mean ", said, re.IGNORECASE), (path, wrong, said)
             rejected += 1
-    assert rejected > 100
+    assert rejected > 10 * len(wrong_ones)
     drive(style, model, opt, rest)
     drive(style, twin, other, rest)
     assert (

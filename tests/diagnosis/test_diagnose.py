@@ -18,7 +18,7 @@ from torch import nn
 
 import sanc
 from composing import diagonal_oracle
-from sanc.core.spectrum.curvature import find_extremes, quadrature
+from sanc.core.spectrum.extremes import find_extremes, quadrature
 from sanc.minimisation.objective import build_oracle
 
 COUNT = itertools.count(1)

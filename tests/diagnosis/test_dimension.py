@@ -12,7 +12,7 @@ from torch import nn
 
 import sanc
 from composing import diagonal_oracle
-from sanc.core.spectrum.curvature import find_extremes
+from sanc.core.spectrum.extremes import find_extremes
 from sanc.diagnosis.dimension import _quadrature, converged_pairs, measure_dimension
 
 D = torch.float64

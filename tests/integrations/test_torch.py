@@ -82,8 +82,10 @@ def compiled_by(how, net, backend):
     return net
 
 
-@pytest.mark.parametrize("how", ["torch.compile", "module.compile", "a function"])
-@pytest.mark.parametrize("style", ["loss", "backward"])
+@pytest.mark.parametrize(
+    ("how", "style"),
+    [("torch.compile", "loss"), ("torch.compile", "backward"), ("module.compile", "loss"), ("a function", "backward")],
+)
 @pytest.mark.filterwarnings("ignore:Using .torch.compile")
 def test_a_model_is_compiled_a_few_times_only(how, style):
     """All evaluations use the same hook to hold buffers fixed, so that torch does not compile again."""
@@ -250,23 +252,26 @@ def test_earlier_backward_passes_do_not_change_the_steps_of_a_compiled_model(kin
 # ---------------------------------------------------------------------------------------------- distributed checkpoints
 
 
-@pytest.mark.parametrize("style", ["loss", "backward", "gradients"])
-@pytest.mark.parametrize("options", [{}, {"full_state_dict": True, "cpu_offload": True}], ids=str)
+@pytest.mark.parametrize(
+    ("style", "options"),
+    [("loss", {}), ("backward", {}), ("gradients", {}), ("gradients", {"full_state_dict": True, "cpu_offload": True})],
+    ids=str,
+)
 def test_a_state_by_names_resumes(style, options):
-    how, data = dcp.StateDictOptions(**options), batches(60)
+    how, data = dcp.StateDictOptions(**options), batches(25)
     model, other = network(), network()
     opt, twin = (sanc.SANC(net.parameters(), seed=seed) for seed, net in enumerate((model, other)))
-    drive(style, model, opt, data[:30])
+    drive(style, model, opt, data[:15])
     opt.zero_grad()
     held = flat(model)
     state = dcp.get_optimizer_state_dict(model, opt, options=how)
-    assert torch.equal(held, flat(model)) and opt._iteration.state.iteration == 30  # nothing was moved
+    assert torch.equal(held, flat(model)) and opt._iteration.state.iteration == 15  # nothing was moved
     assert "0.weight" in state["state"]
     other.load_state_dict(model.state_dict())
     dcp.set_optimizer_state_dict(other, twin, state, options=how)
     assert twin.style == style and twin.param_groups[0]["lr"] == 1.0
     for net, mine in ((model, opt), (other, twin)):
-        drive(style, net, mine, data[30:])
+        drive(style, net, mine, data[15:])
         mine.eval()
     assert torch.equal(flat(model), flat(other))
 
@@ -278,9 +283,9 @@ def test_vectors_cannot_be_loaded_into_a_fresh_optimiser_and_the_error_names_the
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    model, other, data = network(), network(), batches(60)
+    model, other, data = network(), network(), batches(25)
     opt, twin = (sanc.SANC(net.parameters(), seed=seed) for seed, net in enumerate((model, other)))
-    drive(style, model, opt, data[:30])
+    drive(style, model, opt, data[:15])
     opt.zero_grad()
     checkpoint.save({"optimizer": dcp.get_optimizer_state_dict(model, opt)}, checkpoint_id=tmp_path / "saved")
     state = {"optimizer": dcp.get_optimizer_state_dict(other, twin)}
@@ -294,7 +299,7 @@ def test_vectors_cannot_be_loaded_into_a_fresh_optimiser_and_the_error_names_the
     other.load_state_dict(model.state_dict())
     dcp.set_optimizer_state_dict(other, twin, torch.load(tmp_path / "file.pt", weights_only=True)["optimizer"])
     for net, mine in ((model, opt), (other, twin)):
-        drive(style, net, mine, data[30:])
+        drive(style, net, mine, data[15:])
         mine.eval()
     assert torch.equal(flat(model), flat(other))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("distributed", reason="the laboratory is an extra: pip install 'sanc[lab]'")
@@ -23,3 +25,22 @@ def without_figures(monkeypatch):
     from sanc.lab import figures
 
     monkeypatch.setattr(figures, "save_all", lambda out, runs: [])
+
+
+@pytest.fixture
+def folders_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use no folders of the user for data and caches, and no pauses between downloads."""
+    pooch = pytest.importorskip("pooch")
+    monkeypatch.delenv("SANC_DATA", raising=False)
+    monkeypatch.delenv("SANC_CACHE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "user" / name)
+    monkeypatch.setattr(pooch.core.time, "sleep", lambda _: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder for data."""
+    path = tmp_path / "data"
+    path.mkdir()
+    return path

@@ -13,7 +13,8 @@ from scipy.optimize import curve_fit as scipy_fit
 import sanc
 from sanc.leastsquares import row_fits
 from sanc.leastsquares import rows as fit_problems
-from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise
+from sanc.leastsquares.row_data import RowData
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel, is_pointwise
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.algebra import eigenpairs
 from sanc.many.running import RowRun, RunLimits

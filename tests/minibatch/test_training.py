@@ -61,7 +61,7 @@ def test_a_factorisation_from_an_exact_zero_is_solved(seed):
         i, j = places[rows].T
         return ((U[i] * V[j]).sum(1) - target[i, j]).square().mean()
 
-    seen, _ = train([U, V], loss, 300, 64, 500, seed)
+    seen, _ = train([U, V], loss, 300, 64, 150, seed)
     assert seen[-1] < 1e-5 < float(target.square().mean())
 
 
@@ -71,7 +71,7 @@ def test_targets_in_any_units_are_reached(seed):
     net = network(8, 64, 64, 1, act=nn.Tanh, seed=seed)
     x = torch.randn(2000, 8)
     y = 5000 + 500 * torch.sin(x.sum(1, keepdim=True))
-    seen, _ = train(net.parameters(), lambda rows: (net(x[rows]) - y[rows]).square().mean(), 2000, 128, 400, seed)
+    seen, _ = train(net.parameters(), lambda rows: (net(x[rows]) - y[rows]).square().mean(), 2000, 128, 200, seed)
     assert seen[-1] < 1e5 < float(y.var())
 
 
@@ -97,7 +97,7 @@ def test_batch_norm_fits_the_point_that_is_handed_out(digits):
     X, y = digits
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-    train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 64, 300)
+    train(net.parameters(), lambda r: nn.functional.cross_entropy(net(X[r]), y[r]), len(X), 64, 200)
     with torch.no_grad():
         held = float(nn.functional.cross_entropy(net.eval()(X), y))
         net.train()

@@ -177,7 +177,16 @@ def test_saddle_is_a_saddle(name: str) -> None:
 # ---------------------------------------------------------------------- the solver on it
 
 
+# Each takes hundreds of iterations; the others have shorter valleys, or the same function with fewer variables.
+LONG = {
+    "BIGGS-EXP6", "CHNROSNB", "DIXMAANL", "DIXON3DQ", "EIGENALS", "ERRINROS", "FLETCHCR", "GENROSE", "HAIRY-CHAIN-FAR",
+    "MARATOSB", "MEYER", "NONDQUAR",
+}  # fmt: skip
+
+
 def _marked(name: str) -> Any:
+    if name in LONG:
+        return pytest.param(name, marks=pytest.mark.slow)
     if name in KNOWN_FAILURES:
         return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=KNOWN_FAILURES[name]))
     return name
@@ -270,11 +279,15 @@ def test_the_gradient_decides_where_the_decrease_is_below_roundoff() -> None:
 
 
 def _runs() -> list[Any]:
+    """Every method leaves every saddle; the fast tests have the default and, in turn, one of the others."""
     runs = []
-    for name in STARTS:
-        for method, preset in (("sanc", "robust"), ("scr", "robust"), ("arc", "robust"), ("sanc", "paper")):
+    others = (("scr", "robust"), ("arc", "robust"), ("sanc", "paper"))
+    for k, name in enumerate(STARTS):
+        for method, preset in (("sanc", "robust"), *others):
             reason = KNOWN_SADDLE_FAILURES.get((name, method, preset))
             marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+            if (method, preset) not in (("sanc", "robust"), others[k % 3]):
+                marks.append(pytest.mark.slow)
             runs.append(pytest.param(name, method, preset, marks=marks))
     return runs
 

@@ -206,7 +206,7 @@ def test_a_zero_gradient_at_a_strict_saddle_is_escaped(cls, preset):
         return 0.5 * (scale * p**2).sum() + 0.25 * (p**4).sum()
 
     opt = cls([p], seed=0, **composed(cls, preset, L1=4.0, L2=4.0))
-    for _ in range(40):
+    for _ in range(20):
         opt.step(closure)
     assert closure().item() == pytest.approx(-0.25, abs=1e-3)  # at p = (±1, 0, …)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sanc.autograd import internals
 from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
+from sanc.autograd.closures import call, checked_loss, known_error
 from sanc.autograd.generators import seed_all
 from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
@@ -37,7 +38,7 @@ from sanc.core.meter import Meter
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.saved import state_error
 from sanc.core.space import Space
-from sanc.errors import ArgumentError, ArgumentTypeError, SecondDerivativeError, first_line, shown, warn
+from sanc.errors import ArgumentError, SecondDerivativeError, warn
 
 MAX_OVERFLOW_CALLS = 64
 """How often to call a closure whose scaled gradients overflow before the first step. A gradient scaler halves its scale
@@ -393,16 +394,8 @@ class AutogradOracle(Oracle):
         except RuntimeError as problem:
             if create_graph and donates_buffers(problem):
                 raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
-            if "second time" in str(problem):
-                raise ArgumentError(
-                    "closure cannot be differentiated, because it has called backward() and has cleared the gradients "
-                    "afterwards: call zero_grad() before backward(), or leave both to step()."
-                ) from problem
-            if "inplace operation" in str(problem):
-                raise ArgumentError(
-                    "the loss cannot be differentiated, because an operation has changed a tensor that its gradient "
-                    f"needs ({first_line(problem)}): use operations that return new tensors."
-                ) from problem
+            if cause := known_error(problem):
+                raise cause from problem
             raise
 
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
@@ -463,18 +456,10 @@ class AutogradOracle(Oracle):
 
         The first call sets `style`: whether closures call ``backward()`` themselves. Later closures must do the same.
         """
-        with interruptible(), callers_precision():
-            try:
-                loss = closure()
-            except StopIteration as end:
-                raise ArgumentError(
-                    f"{name} raised StopIteration: it draws from an exhausted iterator, and a step calls it several "
-                    "times. Draw the batch before the step, and use it in the closure."
-                ) from end
+        loss = call(closure, name)
         called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
         self._check_style(name, called_backward)
-        _check_loss(loss, name, needs_graph=graph and not called_backward)
-        return loss.reshape(())
+        return checked_loss(loss, name, needs_graph=graph and not called_backward)
 
     def _check_style(self, name: str, called_backward: bool) -> None:
         """Set the style at the first call; raise an error if a later closure has another one."""
@@ -509,30 +494,3 @@ class AutogradOracle(Oracle):
 
     def is_cached(self, x: Any) -> tuple[bool, bool]:
         return x in self._values.get(self.samples[2], ()), x in self._gradients
-
-
-def _check_loss(loss: Any, name: str, *, needs_graph: bool) -> None:
-    """Raise an error unless a closure returned a real scalar tensor; with `needs_graph`, one that has a graph."""
-    if not isinstance(loss, Tensor):
-        raise ArgumentTypeError(f"{name} returned {type(loss).__name__} ({shown(loss)}): {_loss_remedy(loss)}.")
-    if loss.numel() != 1:
-        raise ArgumentError(
-            f"{name} returned a tensor of shape {tuple(loss.shape)}: return a scalar, for instance its mean()."
-        )
-    if not loss.is_floating_point():
-        raise ArgumentTypeError(f"{name} returned a tensor of {loss.dtype}: return a real floating-point loss.")
-    if needs_graph and not loss.requires_grad:
-        what = "x: compute it from x" if name == "fun" else "the parameters: compute it from the model in the closure"
-        raise ArgumentError(
-            f"{name} returned a loss that does not depend on {what}, without torch.no_grad(), detach() or .data."
-        )
-
-
-def _loss_remedy(returned: Any) -> str:
-    """Return the end of the message for a closure that returned no tensor."""
-    if isinstance(returned, Mapping):
-        entry = "loss" if "loss" in returned else next(iter(returned), "loss")
-        return f"return the mean loss alone, such as its entry {entry!r}"
-    if isinstance(returned, tuple | list):
-        return "return the mean loss alone, such as its first entry, and keep the others in a variable"
-    return "return the mean loss as a tensor of one element, without .item()"

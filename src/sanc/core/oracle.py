@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sanc.core.meter import Meter
 from sanc.core.space import Floats, Space, Vector
@@ -54,7 +54,51 @@ class Eigenbasis(NamedTuple):
     projections: Floats
 
 
-class Oracle(ABC):
+class Embedding:
+    """Where the points of an oracle are among those of the objective: the identity, unless it wraps another oracle.
+
+    The oracle of a face has the free variables alone, and that of a scaled objective evaluates 2^exponent · f. Runs
+    convert points and steps with these members; the pieces of a method need none of them.
+
+    Attributes
+    ----------
+    free_indices : Tensor or None
+        Indices of its variables among all variables, if it has only the free variables of a face; None: all.
+    exponent : int
+        It evaluates 2^exponent · f.
+    """
+
+    free_indices: Any = None
+    exponent: int = 0
+
+    @property
+    def full_oracle(self) -> Oracle:
+        """The oracle of all variables; another one if this has only the free variables of a face."""
+        return cast("Oracle", self)
+
+    @property
+    def unscaled_oracle(self) -> Oracle:
+        """The oracle of f itself; another one if this evaluates 2^exponent · f."""
+        return cast("Oracle", self)
+
+    def full_point(self, x: Vector) -> Vector:
+        """Return the point with all variables, the same object for the same x."""
+        return x
+
+    def full_vector(self, v: Vector) -> Vector:
+        """Return a vector of the state with all variables; those held have the values of the point."""
+        return v
+
+    def full_step(self, s: Vector) -> Vector:
+        """Return a step with all variables; those held do not change."""
+        return s
+
+    def compress(self, full: Vector) -> Vector:
+        """Return the entries of the free variables of a vector with all variables."""
+        return full
+
+
+class Oracle(Embedding, ABC):
     """Evaluates f, g and Hv at a point, on the samples of the current iteration. One oracle serves a whole run.
 
     Attributes
@@ -82,10 +126,6 @@ class Oracle(ABC):
     box : Box or None
         Bounds (`sanc.core.bounded.bounds`) that no evaluation may leave, not even for a finite difference; None: no
         bounds.
-    free_indices : Tensor or None
-        Indices of its variables among all variables, if it has only the free variables of a face; None: all.
-    exponent : int
-        It evaluates 2^exponent · f.
     """
 
     space: Space
@@ -99,8 +139,6 @@ class Oracle(ABC):
     convex: bool = False
     has_matrix: bool = False
     box: Any = None
-    free_indices: Any = None
-    exponent: int = 0
 
     # What a subclass defines, beside `space` and `meter`.
 
@@ -133,10 +171,10 @@ class Oracle(ABC):
         """Whether its Hessian products are differences of gradients."""
         return False
 
-    def begin(self, iteration: int, *, products: bool = True) -> None:  # noqa: B027 - most draw nothing
+    def begin(self, iteration: int, *, products: bool = True) -> None:
         """Draw the samples of an iteration; `products` is whether the iteration computes Hessian products."""
 
-    def end(self, step_norm: float) -> None:  # noqa: B027 - most ignore it
+    def end(self, step_norm: float) -> None:
         """End an iteration, given the norm of its step."""
 
     def gradient_sample_value(self, x: Vector) -> float:
@@ -174,7 +212,7 @@ class Oracle(ABC):
         """Return the state that a resumed run needs in addition to the point and the counters."""
         return {}
 
-    def restore(self, numbers: Mapping[str, Any]) -> None:  # noqa: B027 - most have no state
+    def restore(self, numbers: Mapping[str, Any]) -> None:
         """Restore the state that `numbers` returned."""
 
     # The counters.
@@ -194,33 +232,7 @@ class Oracle(ABC):
             for counter in fields(before):
                 setattr(meter, counter.name, getattr(before, counter.name))
 
-    # Faces of a box and scaled objectives, whose oracles wrap another one: elsewhere these are the identity.
-
-    @property
-    def full_oracle(self) -> Oracle:
-        """The oracle of all variables; another one if this has only the free variables of a face."""
-        return self
-
-    @property
-    def unscaled_oracle(self) -> Oracle:
-        """The oracle of f itself; another one if this evaluates 2^exponent · f."""
-        return self
-
-    def full_point(self, x: Vector) -> Vector:
-        """Return the point with all variables, the same object for the same x."""
-        return x
-
-    def full_vector(self, v: Vector) -> Vector:
-        """Return a vector of the state with all variables; those held have the values of the point."""
-        return v
-
-    def full_step(self, s: Vector) -> Vector:
-        """Return a step with all variables; those held do not change."""
-        return s
-
-    def compress(self, full: Vector) -> Vector:
-        """Return the entries of the free variables of a vector with all variables."""
-        return full
+    # With bounds.
 
     def is_inside(self, x: Vector) -> bool:
         """Whether x is within the bounds."""

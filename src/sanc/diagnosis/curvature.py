@@ -10,7 +10,7 @@ import numpy as np
 
 from sanc.autograd.products import FiniteDifference
 from sanc.core.space import Vector
-from sanc.core.spectrum.curvature import Extremes, find_extremes
+from sanc.core.spectrum.extremes import Extremes, find_extremes
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.diagnosis.dimension import Dimension, converged_pairs, measure_dimension
 from sanc.diagnosis.gradients import NetworkLoss

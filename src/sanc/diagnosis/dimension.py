@@ -18,7 +18,7 @@ import numpy as np
 from sanc.core.oracle import Oracle
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
-from sanc.core.spectrum.curvature import Extremes, quadrature
+from sanc.core.spectrum.extremes import Extremes, quadrature
 
 _RITZ_PAIR_TOLERANCE = 0.05
 """Relative residual up to which a Ritz pair counts as an eigenpair: the error of its value is about its square."""

@@ -104,6 +104,7 @@ def measure_gradient(network: NetworkLoss) -> GradientMeasurement:
 
 
 def _require_finite(value: float, grad_norm: float) -> None:
+    """Raise an error unless loss and gradient norm are finite."""
     if not (math.isfinite(value) and math.isfinite(grad_norm)):
         raise NonFiniteError(
             f"the loss is {value:g} and its gradient norm {grad_norm:g} on data: pass batches and parameters with a "

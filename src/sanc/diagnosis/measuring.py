@@ -20,11 +20,11 @@ from sanc.autograd.leaves import Leaves
 from sanc.autograd.precision import full_precision
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.autograd.randomness import UndoneDraws
-from sanc.core.spectrum.curvature import Extremes
-from sanc.diagnosis.batches import check_loss, read_samples
+from sanc.core.spectrum.extremes import Extremes
 from sanc.diagnosis.curvature import CurvatureMeasurement, CurvatureSettings, measure_curvature
 from sanc.diagnosis.gradients import GradientMeasurement, NetworkLoss, measure_gradient
 from sanc.diagnosis.report import Report
+from sanc.diagnosis.samples import check_loss, read_samples
 from sanc.diagnosis.steps import StepMeasurement, measure_steps
 from sanc.errors import (
     ArgumentError,

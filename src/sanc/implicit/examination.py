@@ -9,7 +9,10 @@ from typing import Any
 from sanc.core.oracle import Operator, Oracle
 from sanc.core.space import Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
-from sanc.implicit.curvature import (
+from sanc.implicit.free import has_weak_bounds
+from sanc.implicit.kinks import find_kink
+from sanc.implicit.linear_systems import CUTOFF_EXPONENT, LinearSolution, solve, solve_least_squares
+from sanc.implicit.smallest_eigenvalue import (
     Curvature,
     GradientOf,
     curvature_by_products,
@@ -17,9 +20,6 @@ from sanc.implicit.curvature import (
     forms_hessian,
     hessian_columns,
 )
-from sanc.implicit.free import has_weak_bounds
-from sanc.implicit.kinks import find_kink
-from sanc.implicit.linear import CUTOFF_EXPONENT, LinearSolution, solve, solve_least_squares
 
 _NEWTON_STEP_TOLERANCE = 1e-2
 """Relative error of the last Newton step, so that it divides ‖∇f‖ by about 100."""

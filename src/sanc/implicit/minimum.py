@@ -16,11 +16,11 @@ from sanc.core.space import Space
 from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
-from sanc.implicit.curvature import GradientOf
 from sanc.implicit.derivatives import norm_of
 from sanc.implicit.examination import NOT_FINITE, ONE_SIDED, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
+from sanc.implicit.smallest_eigenvalue import GradientOf
 from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.objective import torch_modes
 

@@ -173,6 +173,7 @@ class ImplicitProblem:
         return oracle
 
     def _keep(self, minimum: DifferentiableMinimum) -> None:
+        """Keep a minimum, and its report for the caller."""
         self._minima.append(minimum)
         self.solutions.append(minimum.solution)
 
@@ -309,6 +310,7 @@ def _tensors(x0: Any) -> Any:
 
 
 def _tensor(leaf: Any) -> Tensor:
+    """Return a leaf of x0 as a detached tensor of real numbers; float64 unless it has a floating-point type."""
     if isinstance(leaf, Tensor):
         point: Tensor = leaf.detach()
         return point if point.is_floating_point() or point.is_complex() else point.double()

@@ -67,6 +67,7 @@ _CIFAR_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 
 
 def _libsvm(path: str, size: int | None = None, digest: str = "") -> tuple[RemoteFile]:
+    """Return a file of the LIBSVM collection, with its size and digest if they are known."""
     name = path.rpartition("/")[2]
     return (RemoteFile(f"{_LIBSVM}/{path}", name, size, f"sha256:{digest}" if digest else None),)
 
@@ -78,6 +79,7 @@ def _text(name: str, rows: int, features: int, size: int, digest: str) -> DataSe
 
 
 def _mnist(kind: str, size: int, digest: str) -> RemoteFile:
+    """Return the file of the training images or labels of MNIST."""
     name = f"train-{kind}-ubyte.gz"
     return RemoteFile(f"{_MNIST}/{name}", f"mnist/{name}", size, f"sha256:{digest}")
 

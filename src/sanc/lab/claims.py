@@ -111,6 +111,7 @@ def _number(value: float) -> str:
 
 
 def _median_calls(values: Sequence[float]) -> str:
+    """Return the median as text, or how many runs reached the level."""
     reached = sum(np.isfinite(values))
     return (
         _number(float(np.median(values))) if reached == len(values) else f"{reached} of {len(values)} runs reached it"
@@ -118,11 +119,13 @@ def _median_calls(values: Sequence[float]) -> str:
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:
+    """Return the smallest and the largest value, and the number of runs, as text."""
     span = " to ".join(dict.fromkeys((_number(np.min(values)), _number(np.max(values)))))
     return f"{span}{unit} over {len(values)} run{'s' * (len(values) > 1)}"
 
 
 def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim | Tested]:
+    """Return the claims on σ0 = 0.001: fewer calls of SANC, and rejected first steps of SCR."""
     level = _LEVEL_RATIO * star
     ours = [calls_to(trace, level) for trace in methods["sanc"]]
     theirs = [calls_to(trace, level) for trace in methods["scr"]]
@@ -155,6 +158,7 @@ def _fewer(claim: Claim, pairs: Sequence[tuple[float, float]]) -> Tested:
 
 
 def _identical(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Tested]:
+    """Return the claim that SANC and SCR are identical with σ0 = 1; nothing without pairs of runs."""
     gaps = [_largest_gap(ours, theirs, star) for ours, theirs in _pairs(methods, "scr")]
     if not gaps:
         return []
@@ -186,6 +190,7 @@ def _largest_gap(a: RunTrace, b: RunTrace, star: float) -> float:
 
 
 def _indefinite_start(panel: str, runs: Sequence[RunTrace]) -> Claim:
+    """Return the claim that the first Hessians are indefinite."""
     first = [float(trace.columns["ritz_value"][1]) for trace in runs if len(trace.columns["ritz_value"]) > 1]
     return Claim(
         "The first iterates have indefinite Hessians, because of the nonconvex penalty.",
@@ -197,6 +202,7 @@ def _indefinite_start(panel: str, runs: Sequence[RunTrace]) -> Claim:
 
 
 def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim:
+    """Return the claim that steps along negative curvature contribute; unless `expected`, that there are none."""
     counts = [float(np.sum(trace.columns["branch"] == "curvature")) for trace in runs]
     steps = np.mean([trace.steps for trace in runs])
     decreases = {branch: decrease for branch, (_, decrease) in decrease_by_branch(runs).items()}

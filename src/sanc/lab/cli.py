@@ -91,6 +91,7 @@ _SET_HELP = "A setting of the methods, as name=value, or a grid, as name=value,v
 
 
 def _version(requested: bool) -> None:
+    """Print the version and exit, if it was requested."""
     if requested:
         typer.echo(f"sanc {__version__}")
         raise typer.Exit
@@ -317,6 +318,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _read_toml(path: Path, keys: set[str]) -> dict[str, Any]:
+    """Return the options in a TOML file; raise an error for a key that is no option."""
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:

@@ -56,6 +56,7 @@ class Loaded:
 
 
 def _user_cache() -> Path:
+    """Return the folder of the user for downloaded files."""
     import pooch  # imported here, since loading from a given folder does not need it
 
     return Path(pooch.os_cache("sanc"))
@@ -127,6 +128,7 @@ def load_set(dataset: DataSet, data_dir: Folder = None, dtype: str = "float64") 
 
 
 def _note(dataset: DataSet, layout: FileLayout, rows: int) -> str:
+    """Return what differs from the published data set, for the report."""
     if layout.subset:
         return f"subset: {rows:,} of {dataset.rows:,} rows"
     return "scaled by its publishers" if layout.scaled else ""

@@ -118,9 +118,8 @@ def _commit() -> dict[str, str]:
     """Return the commit of this source; empty if the source is not tracked by a git repository."""
     git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
     try:
-        git(
-            ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-        )  # fails if an enclosing repository does not track it
+        # Fails if an enclosing repository does not track it.
+        git(["git", "ls-files", "--error-unmatch", Path(__file__).name])
         return {"commit": git(["git", "rev-parse", "HEAD"]).stdout.strip()}
     except (OSError, subprocess.SubprocessError):
         return {}
@@ -193,6 +192,7 @@ class Journal:
         self._write({"iteration": -1, "loss": loss, "seconds": 0.0, "paper_calls": 0} | dict.fromkeys(_COUNTERS, 0))
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        """Write a line of JSON, and add it to the digest."""
         content = (json.dumps(_with_nulls(line), ensure_ascii=False) + "\n").encode()
         self._digest.update(content)
         self._file.write(content)
@@ -224,6 +224,7 @@ class Journal:
         self._last = time.monotonic()
 
     def _flush(self) -> int:
+        """Write everything to the disk, and return the position."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()

@@ -119,6 +119,7 @@ def _logistic(figure: str, methods: tuple[str, ...], sigma0: float, *data: str) 
 def _network(
     figure: str, methods: tuple[str, ...], problem: str, kind: str, calls: int, *data: str
 ) -> tuple[Panel, ...]:
+    """Return the panels of a figure of the paper's networks, one for each data set."""
     options = {"sigma0": 1.0, "eta1": 0.1, "eta2": 0.3, "lr": 0.001}
     common = Panel("", figure, problem, "", methods, options, kind, batch=128, calls=calls, strength=0.01)
     return tuple(replace(common, name=f"{figure}-{name}", data=name) for name in data)
@@ -222,6 +223,7 @@ def by_settings(panels: Iterable[Panel], values: Mapping[str, Sequence[Any]], pr
 
 
 def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str) -> Panel:
+    """Return the panel with a curve for each combination of values of settings."""
     settings = {method: _settings_on(panel, method, preset) for method in panel.methods}
     for name in values:
         if not any(name in known for known in settings.values()):

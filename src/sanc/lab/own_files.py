@@ -51,6 +51,7 @@ def is_file(name: str) -> bool:
 
 
 def _kind(name: str) -> str:
+    """Return the suffix that determines the form of a file, without that of its compression."""
     path = Path(name.lower())
     inner = Path(path.stem).suffix
     return inner if path.suffix in (".bz2", ".gz") and inner not in (".csv", ".npz") else path.suffix
@@ -146,6 +147,7 @@ def scale_hint(X: Any) -> str:
 
 
 def _libsvm(path: Path) -> tuple[Any, Any]:
+    """Return the features and labels of a LIBSVM file."""
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -331,6 +333,7 @@ def _is_integer(cell: str) -> bool:
 
 
 def _npz(path: Path) -> tuple[Any, Any]:
+    """Return the features and labels of an archive of NumPy."""
     try:
         with ZipFile(path) as members:
             for name in ("X", "y"):

@@ -132,6 +132,7 @@ def _scale(X: Array, low: float, high: float) -> None:
 
 
 def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

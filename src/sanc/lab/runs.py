@@ -133,6 +133,7 @@ def image_shape(features: int) -> tuple[int, int]:
 
 
 def _model(panel: Panel, features: int, classes: int) -> torch.nn.Sequential:
+    """Return the network of a panel for data of this shape."""
     if panel.problem == "mlp":
         return models.mlp(features, classes, panel.activation, panel.widths)
     channels, side = image_shape(features)
@@ -292,6 +293,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
 
 
 def _optimiser(spec: RunSpec, model: torch.nn.Module) -> Any:
+    """Return the optimiser of a run."""
     variant, groups = spec.variant, models.groups(model, spec.panel.strength)
     if variant.method in ("sgd", "adam"):
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[variant.method]

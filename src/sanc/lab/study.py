@@ -183,6 +183,7 @@ class Study:
         return present
 
     def _announce(self, panels: list[Panel], specs: list[experiments.RunSpec]) -> None:
+        """Print the number of runs, an estimate of the time, and where results go."""
         unfinished = self._unfinished(specs)
         seconds = sum(_estimated_seconds(spec.panel) for spec in unfinished)
         minutes = max(1, round(seconds / self.workers / 60))
@@ -197,6 +198,7 @@ class Study:
 
 
 def _estimated_seconds(panel: Panel) -> float:
+    """Return about how long a run of a panel takes."""
     if panel.network:
         return _NETWORK_SECONDS
     return _LARGE_SECONDS if panel.data in ("covtype", "higgs") else _SUM_SECONDS

@@ -47,6 +47,7 @@ def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
 
 
 def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
+    """Yield the lines of Markdown of a panel: its title, and a table of its methods."""
     config = runs[0].config
     note = f"; {escaped(config['data_note'])}" if config.get("data_note") else ""
     yield f"## {escaped(name)}\n"

@@ -150,6 +150,7 @@ def _columns(path: Path, digest: str | None = None) -> dict[str, NDArray[Any]]:
 
 
 def _read_run(folder: Path) -> RunTrace | None:
+    """Return the run in a folder; None if none has begun there."""
     started = (folder / "trace.jsonl").exists()  # checked first: a run writes its configuration before its trace
     if not started and not (folder / "config.json").exists():
         return None

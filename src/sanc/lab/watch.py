@@ -32,7 +32,7 @@ __all__ = ["ProgressLine", "StepLog", "to_tensorboard", "to_wandb"]
 Numbers: TypeAlias = Mapping[str, float]
 Target: TypeAlias = Callable[[Numbers, int], None]
 
-_WINDOW = 50
+_NOISE_WINDOW = 50
 """Number of losses from which the batch noise is estimated: its relative error is then about 1/√(2·50) = 10 %."""
 _BRANCHES = {branch: float(number) for number, branch in enumerate(Branch)}
 """Numbers of the branches, for loggers that accept only numbers."""
@@ -76,7 +76,7 @@ class StepLog:
                     "function of both, such as to_tensorboard(writer)."
                 )
         self.opt, self.targets, self.every = opt, targets, every
-        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._losses: deque[float] = deque(maxlen=_NOISE_WINDOW)
 
     def update(self, loss: float | Tensor | None = None) -> dict[str, float]:
         """Read the record of the last step, pass its numbers on, and return them.
@@ -111,6 +111,7 @@ class StepLog:
         return numbers
 
     def _batch_noise(self) -> float:
+        """Return the standard deviation of the loss over batches; NaN of fewer than three losses."""
         changes = np.diff(self._losses)
         return float(np.std(changes) / math.sqrt(2.0)) if len(changes) > 1 else math.nan
 

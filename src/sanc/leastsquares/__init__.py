@@ -1,6 +1,6 @@
 """Nonlinear least squares and curve fitting, with the iteration, endings and certificates of `minimize`."""
 
-from sanc.leastsquares.curves import curve_fit
+from sanc.leastsquares.curve_fitting import curve_fit
 from sanc.leastsquares.fitting import least_squares
 from sanc.leastsquares.networks import NetworkResiduals
 

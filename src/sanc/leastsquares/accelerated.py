@@ -20,7 +20,8 @@ from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
-from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
+from sanc.leastsquares.evaluation import ResidualEvaluation
+from sanc.leastsquares.oracle import ResidualOracle
 
 DIFFERENCE_FRACTION = 0.1
 """Size, relative to the step, of the difference that gives r''(s, s), as in Transtrum and Sethna (2012)."""
@@ -35,7 +36,7 @@ _CURVED_STEPS = 6
 """
 _NEGLIGIBLE_MULTIPLIER = 1e-3
 """Ratio of the multiplier to the smallest eigenvalue below which σ does not limit the step, and none is corrected."""
-_SAME_DIRECTION = 0.3
+_SAME_DIRECTION_TOLERANCE = 0.3
 """Largest part of a shorter step, relative to it, across a rejected one whose r''(s, s) is used again."""
 
 
@@ -76,7 +77,7 @@ class ResidualCurvature:
         if self._last is not None:
             last_step, last_second = self._last
             ratio = float(s @ last_step) / float(last_step @ last_step)
-            if np.linalg.norm(s - ratio * last_step) <= _SAME_DIRECTION * np.linalg.norm(s):
+            if np.linalg.norm(s - ratio * last_step) <= _SAME_DIRECTION_TOLERANCE * np.linalg.norm(s):
                 return ratio * ratio * last_second
         z, change = self.face.full_point(x), self.face.full_step(s)
         second = second_derivative(self.oracle, self.evaluation, self.evaluation.jacobian, z, change)
@@ -111,6 +112,7 @@ class AcceleratedSubspace(KrylovSubspace):
         return corrected if face.is_inside(corrected) else trial
 
     def _correction(self, x: Any, s: Any, step: cubic.CubicStep) -> Any:
+        """Return a for a step s; None if σ does not limit the step, or if a is too long."""
         spectrum, curvature = self.spectrum, self.curvature
         if spectrum is None or not step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(spectrum.leftmost, 0.0):
             return None

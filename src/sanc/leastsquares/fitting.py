@@ -30,8 +30,8 @@ from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
 from sanc.functions.differences import SCHEMES
 from sanc.leastsquares.accelerated import CurvatureTest
+from sanc.leastsquares.jacobian_model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.losses import Loss
-from sanc.leastsquares.model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.network_model import NetworkModel
 from sanc.leastsquares.oracle import ResidualOracle
 from sanc.leastsquares.residuals import Residuals

@@ -21,22 +21,26 @@ LossFunction = Callable[[Floats], Any]
 
 
 def _soft_l1(z: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return 2(√(1 + z) − 1) and its first two derivatives."""
     t = 1.0 + z
     root = np.sqrt(t)
     return 2.0 * (z / (root + 1.0)), 1.0 / root, -0.5 / (t * root)
 
 
 def _huber(z: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return z up to 1 and 2√z − 1 beyond, and its first two derivatives."""
     inside, root = z <= 1.0, np.sqrt(np.maximum(z, 1.0))
     return np.where(inside, z, 2.0 * root - 1.0), 1.0 / root, np.where(inside, 0.0, -0.5 / root**3)
 
 
 def _cauchy(z: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return log(1 + z) and its first two derivatives."""
     t = 1.0 + z
     return np.log1p(z), 1.0 / t, -1.0 / (t * t)
 
 
 def _arctan(z: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return arctan z and its first two derivatives."""
     t = 1.0 + z * z
     return np.arctan(z), 1.0 / t, -2.0 * z / (t * t)
 

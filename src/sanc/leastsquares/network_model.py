@@ -17,9 +17,10 @@ from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
+from sanc.leastsquares.evaluation import ResidualEvaluation
+from sanc.leastsquares.jacobian_model import JacobianModel
 from sanc.leastsquares.matrices import GramSpace, JacobianMatrix
-from sanc.leastsquares.model import JacobianModel
-from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
+from sanc.leastsquares.oracle import ResidualOracle
 
 
 @dataclass(frozen=True, slots=True)

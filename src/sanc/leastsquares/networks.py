@@ -131,6 +131,8 @@ class NetworkResiduals:
         return r * math.sqrt(term.weight / len(term))
 
     def _residuals(self, term: _Term, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the residuals of a term at all of its points."""
+
         def at(*point: Tensor) -> Tensor:
             return self._at_point(term, parameters, *point)
 
@@ -138,6 +140,8 @@ class NetworkResiduals:
         return r.reshape(-1)
 
     def _rows(self, term: _Term, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the rows of the Jacobian of a term, computed in chunks of points."""
+
         def at(values: Mapping[str, Tensor], *point: Tensor) -> Tensor:
             return self._at_point(term, values, *point)
 

@@ -4,7 +4,8 @@ The vectors of the run are z = x/d. Each d_j is a power of two near 1/‖J_j‖,
 Jacobian, so that scaling changes no digit, and the cubic model measures steps in units in which all variables have
 the same effect on the residuals. With a preconditioner M = LLᵀ of the caller they are z = L⁻¹x. The model has the
 curvature Jᵀ diag(h) J of Gauss and Newton. The second-order term S = Σ w_i ∇²r_i is added if measurement shows that it
-improves the model (`sanc.leastsquares.secant`). Certificates, and steps away from saddles, have the whole Hessian.
+improves the model (`sanc.leastsquares.second_order_term`). Certificates, and steps away from saddles, have the whole
+Hessian.
 """
 
 from __future__ import annotations
@@ -13,31 +14,27 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg.lapack import dgeqrf, dgesdd
 
 from sanc.core.bounded.bounds import Box
 from sanc.core.caching import RecentCache
-from sanc.core.dense import eigenpairs
 from sanc.core.meter import Meter
 from sanc.core.oracle import Eigenbasis, Operator
 from sanc.core.space import ROUNDING_ERRORS, Floats
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.functions.oracle import CallableOperator, CallableOracle
-from sanc.leastsquares.losses import Loss, LossTerms
+from sanc.leastsquares.decompositions import decompose, whole_eigenbasis
+from sanc.leastsquares.evaluation import ResidualEvaluation
+from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.matrices import JacobianMatrix
 from sanc.leastsquares.residuals import Residuals
-from sanc.leastsquares.secant import SecondOrderTerm
+from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.leastsquares.variables import ROUNDED_EXPONENT, Variables, exponent_limit
 
 _MAX_CACHED_POINTS = 4
 """Points whose residuals are kept: x, the trial point, an escape point, and one more."""
-_EPS = float(np.finfo(np.float64).eps)
-"""Precision of the decompositions."""
 _OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
 """Tolerance on the offset, relative to that on the gradient norm, and its largest value, relative to ‖w‖.
 
@@ -46,80 +43,6 @@ parameters of the fits of NIST of lower difficulty have six digits.
 """
 _MAX_MATRIX_VARIABLES = 10
 """Largest number of variables whose whole Hessian is formed from its columns: a probe makes as many products."""
-_RANDOM_PROBES = 8
-"""Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
-
-
-@dataclass
-class ResidualEvaluation:
-    """Residuals and, once it was needed, the Jacobian at one point."""
-
-    x: Floats
-    r: Floats
-    terms: LossTerms
-    jacobian: Any = None
-    norms: Any = None
-    scaled_gradient: tuple[Any, Any] = (None, None)  # variables, and the gradient with respect to them
-    _gradient: Any = None
-    _sizes: tuple[float, float] | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the Jacobian is a matrix."""
-        return isinstance(self.jacobian, np.ndarray)
-
-    def gradient(self) -> Floats:
-        """Return Jᵀw; it is not to be changed."""
-        if self._gradient is None:
-            self._gradient = self.transposed(self.terms.weighted)
-        gradient: Floats = self._gradient
-        return gradient
-
-    def sizes(self) -> tuple[float, float]:
-        """Return ‖w‖, and the norm of the entries ‖J_j‖|x_j|, the effects of relative changes of the variables."""
-        if self._sizes is None:
-            effects = self.column_norms() * self.x
-            self._sizes = float(np.linalg.norm(self.terms.weighted)), float(np.linalg.norm(effects))
-        return self._sizes
-
-    def transposed(self, w: Floats) -> Floats:
-        """Return Jᵀw of any w."""
-        product: Floats = self.jacobian.T @ w
-        return product
-
-    def gauss_newton_form(self, v: Floats) -> float:
-        """Return vᵀJᵀ diag(h) J v, with h ≥ 0."""
-        weights, change = self.model_weights(), self.jacobian @ v
-        return float(change @ (change if weights is None else weights * change))
-
-    def gauss_newton_product(self, v: Floats) -> Floats:
-        """Return Jᵀ diag(h) J v, with h ≥ 0."""
-        weights = self.model_weights()
-        change = self.jacobian @ v
-        return self.transposed(change if weights is None else weights * change)
-
-    def column_norms(self) -> Floats:
-        """Return the column norms of the Jacobian; for an operator they are estimated."""
-        if self.norms is None:
-            jacobian = self.jacobian
-            if self.is_dense:
-                squares = np.einsum("ij,ij->j", jacobian, jacobian, dtype=np.float64)
-            elif isinstance(jacobian, JacobianMatrix):
-                squares = np.square(jacobian.column_norms())
-            elif hasattr(jacobian, "multiply"):
-                squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
-            else:
-                rng, squares = np.random.default_rng(0), np.zeros(len(self.x))
-                for _ in range(_RANDOM_PROBES):
-                    squares += np.square(self.transposed(rng.choice([-1.0, 1.0], len(self.r)).astype(self.r.dtype)))
-                squares /= _RANDOM_PROBES
-            self.norms = np.sqrt(squares)
-        norms: Floats = self.norms
-        return norms
-
-    def model_weights(self) -> Floats | None:
-        """Return h, without negative entries, with which the Gauss–Newton matrix is positive semidefinite."""
-        return None if self.terms.weights is None else np.maximum(self.terms.weights, 0.0)
 
 
 class ResidualOracle(CallableOracle):
@@ -211,6 +134,7 @@ class ResidualOracle(CallableOracle):
         return evaluation
 
     def _evaluate_residuals(self, x: Floats) -> ResidualEvaluation:
+        """Evaluate the residuals and their loss."""
         r = self.residuals(x)
         return ResidualEvaluation(x, r, self.loss(r))
 
@@ -262,9 +186,7 @@ class ResidualOracle(CallableOracle):
     def weighted_columns(self, z: Any, w: Floats) -> Any:
         """Return Jᵀw, in scaled variables, with the Jacobian at a point of a difference, which is not cached."""
         x = self.unscaled(z)
-        r = (
-            self.residuals(x) if self.residuals.is_differenced else w
-        )  # of w, a Jacobian of the caller uses only the size
+        r = self.residuals(x) if self.residuals.is_differenced else w  # a Jacobian of the caller uses the size alone
         return self.variables.gradient(self.residuals.jacobian(x, r).T @ w)
 
     def whole_matrix(self, z: Any) -> tuple[Floats, float] | None:
@@ -283,14 +205,14 @@ class ResidualOracle(CallableOracle):
         if self.uses_whole_hessian:
             known = self.whole_matrix(z)
             matrix = None if known is None else known[0]
-            return _whole_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
+            return whole_eigenbasis(self.hessian(z), matrix, self._scaled_gradient(evaluation), free_indices)
         return self._model(evaluation, free_indices)[0]
 
     def _model(self, evaluation: ResidualEvaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
         """Return the eigenbasis of the model at a point, and its offset, computed once."""
         key = None if free_indices is None else free_indices.tobytes()
         if self._basis is None or self._basis[0] is not evaluation or self._basis[1] != key:
-            self._basis = evaluation, key, *_decompose(self, evaluation, free_indices)
+            self._basis = evaluation, key, *decompose(evaluation, self.variables, self.term, free_indices)
         return self._basis[2:]
 
     def offset_tolerance(self, z: Any, free_indices: Any) -> float:
@@ -366,10 +288,8 @@ class ResidualOracle(CallableOracle):
         """Return the exponents of the columns at a point; for variables without an effect, the largest so far."""
         now = self.column_exponents(evaluation)
         threshold = ROUNDING_ERRORS * self.space.eps * float(np.linalg.norm(evaluation.terms.weighted))
-        has_effect = (
-            evaluation.column_norms() * np.abs(evaluation.x) >= threshold
-        )  # of a relative change of the variable
-        return np.where(np.isfinite(now) & has_effect, now, self.exponents)
+        effects = evaluation.column_norms() * np.abs(evaluation.x)  # of relative changes of the variables
+        return np.where(np.isfinite(now) & (effects >= threshold), now, self.exponents)
 
     def precondition(self, factor: Floats) -> None:
         """Use the variables z = L⁻¹x of a preconditioner LLᵀ from now on; `factor` is L, or its diagonal."""
@@ -484,77 +404,3 @@ class _WholeOperator(CallableOperator):
     def error(self, v: Any, product: Any) -> float:
         known = self.oracle.whole_matrix(self.x)
         return super().error(v, product) if known is None else known[1] * self.oracle.space.norm(v)
-
-
-def _decompose(oracle: ResidualOracle, evaluation: ResidualEvaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
-    """Return the eigenbasis of the model, and √(2 · decrease) of the decrease that it predicts.
-
-    A QR decomposition of the Jacobian and the residuals, and the singular values of R, give eigenvalues and gradient of
-    the Gauss–Newton matrix to a relative precision that JᵀJ itself does not have.
-    """
-    m, n = evaluation.jacobian.shape
-    n = n if free_indices is None else len(free_indices)
-    weights = evaluation.model_weights()
-    extended = np.empty((m, n + (weights is None)), order="F")
-    columns = oracle.variables.columns(evaluation.jacobian, free_indices, extended[:, :n])
-    if weights is None:
-        extended[:, n] = evaluation.r
-    else:
-        gradient = columns.T @ evaluation.terms.weighted
-        columns *= np.sqrt(weights)[:, None]
-    factored, _, _, info = dgeqrf(extended, overwrite_a=True)
-    size = min(m, n)
-    triangle = factored[:size, :n] * _upper(size, n)
-    entries = triangle.ravel(order="K")
-    if not math.isfinite(entries @ entries):  # an entry, or its square, is not finite
-        raise NonFiniteProductError("the Jacobian is not finite")
-    left, singular, rows, failed = dgesdd(triangle)
-    if info != 0 or failed != 0:
-        raise NonFiniteProductError("the singular values of the Jacobian did not converge")
-    values, projections = np.zeros(n), np.zeros(n)
-    values[n - size :] = (singular * singular)[::-1]
-    rows = rows[::-1]
-    if weights is None:
-        projections[n - size :] = (singular * (left.T @ factored[:size, n]))[::-1]
-    else:
-        projections = rows @ gradient
-    rounding = max(m, n) * _EPS
-    offset = _offset(values, projections, rounding * rounding)
-    if oracle.term.is_used and oracle.term.is_estimated:
-        second = oracle.term.matrix if free_indices is None else oracle.term.matrix[np.ix_(free_indices, free_indices)]
-        values, vectors = np.linalg.eigh(np.diag(values) + rows @ second @ rows.T)
-        rows, projections = vectors.T @ rows, vectors.T @ projections
-        offset = max(offset, _offset(values, projections, rounding))
-    return Eigenbasis(values, rows, projections), offset
-
-
-def _offset(values: Floats, projections: Floats, rounding: float) -> float:
-    """Return √(gᵀB⁻¹g) without eigenvalues that are roundoff; infinite if there is negative curvature."""
-    numbers: list[float] = values.tolist()
-    limit = rounding * numbers[-1]
-    if numbers[0] < -limit:
-        return math.inf
-    # Plain floats: for a few variables an array operation costs more than its arithmetic.
-    pairs = zip(numbers, projections.tolist(), strict=True)
-    return math.hypot(*(projection / math.sqrt(value) for value, projection in pairs if value > limit))
-
-
-@cache
-def _upper(rows: int, columns: int) -> Floats:
-    """Return the matrix with ones on and above the diagonal, which is not to be changed."""
-    mask = np.triu(np.ones((rows, columns)))
-    mask.setflags(write=False)
-    return mask
-
-
-def _whole_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_indices: Any) -> Eigenbasis:
-    """Return the eigenbasis of an operator, from its matrix if that is known, or from its columns."""
-    rows: Any = slice(None) if free_indices is None else free_indices
-    if matrix is None:
-        columns = np.eye(len(g), dtype=g.dtype)[rows]
-        matrix = np.stack([np.asarray(operator(column), np.float64) for column in columns])[:, rows]
-    else:
-        matrix = matrix[rows][:, rows]
-    g = g[rows]
-    values, eigenvector_rows = eigenpairs(matrix)
-    return Eigenbasis(values, eigenvector_rows, eigenvector_rows @ g)

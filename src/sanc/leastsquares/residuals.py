@@ -79,6 +79,7 @@ class Residuals:
         return r
 
     def _call(self, point: Any) -> Any:
+        """Call the function; raise errors with a remedy for those of torch that have a known cause."""
         try:
             return self.fun(point, *self.args)
         except (RuntimeError, TypeError) as problem:

@@ -18,13 +18,14 @@ from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     first_line,
-    require,
     require_fraction,
     require_integer,
     shown,
     warn,
 )
-from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData, is_pointwise, same_numbers
+from sanc.leastsquares.row_covariances import covariances
+from sanc.leastsquares.row_data import RowData
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.endings import is_success
 from sanc.many.functions import ROW_PERTURBATION
@@ -35,9 +36,9 @@ from sanc.many.running import RowRun, RunLimits
 
 _POOR_FIT_FACTOR = 3.0
 """A row is fitted again if its mean squared residual and unexplained variance exceed the medians by this factor."""
-_REFITS = 2
+_MAX_REFITS = 2
 """How often rows that fit poorly are fitted from other parameters."""
-_CANDIDATES = (32, 512)
+_CANDIDATE_COUNTS = (32, 512)
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
 second time, when fewer rows are left, there are as many evaluations as the first time."""
 _FIRST_TRIALS = 12
@@ -46,10 +47,8 @@ _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
 _COMPARED_JACOBIANS = 64
 """Rows at whose solutions the Jacobians of a pointwise model are compared with those of a mapped one."""
-_SAME_COST = 1e-6
+_EQUAL_COST_TOLERANCE = 1e-6
 """Relative difference of costs below which two fits are the same: the square of √tol is far smaller."""
-_ILL_CONDITIONED = 1e-10
-"""Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
 
 def fit_rows(
@@ -89,70 +88,10 @@ def fit_rows(
     if not fits.agree_with(mapped):  # the model is not pointwise everywhere
         fits = _RowFits(FitProblem(mapped, data, eps, tol), lower, upper, limits)
         fits.run(p, restarts)
-    covariance = _covariances(fits.problem, fits.outputs, absolute_sigma)
+    covariance = covariances(fits.problem, fits.outputs, absolute_sigma)
     result = build_result(fits.outputs, fits.rounds, points, lower, upper)
     _warn_about_failures(result)
     return result.x, points.build_numbers(covariance.to(p.dtype)), result
-
-
-def holds_numbers(xdata: Any) -> bool:
-    """Return whether `xdata` may be numbers: other objects, such as tables, may have any form that f reads."""
-    if isinstance(xdata, np.ndarray | list | tuple):
-        try:
-            return np.asarray(xdata).dtype.kind in "fciub"
-        except ValueError:  # lists of unequal lengths
-            return False
-    return not (xdata is None or isinstance(xdata, str | bytes))
-
-
-def checked_data(xdata: Any, ydata: Any, sigma: Any, mask: Any, check_finite: bool) -> RowData:
-    """Return the data as tensors, after checks."""
-    is_numpy = not isinstance(ydata, Tensor)
-    y = torch.as_tensor(np.asarray(ydata, np.float64) if is_numpy else ydata).detach()
-    y = y if y.dtype in TOLERANCES else y.double()
-    if y.numel() == 0:
-        raise ArgumentError("ydata is empty: pass at least one row with one observation.")
-    used = torch.ones(y.shape, dtype=torch.bool, device=y.device)
-    if mask is not None:
-        used = torch.as_tensor(np.asarray(mask) if not isinstance(mask, Tensor) else mask, device=y.device)
-        if used.dtype != torch.bool or used.shape not in (y.shape, y.shape[1:]):
-            raise ArgumentError(
-                f"mask has shape {tuple(used.shape)} and {used.dtype} for ydata of {tuple(y.shape)}: pass booleans of "
-                "the same shape, True for the observations to use."
-            )
-        used = used.expand(y.shape)
-    bad = used & ~y.isfinite()
-    if check_finite and bool(bad.any()):
-        row = int(torch.nonzero(bad)[0, 0])
-        raise ArgumentError(f"ydata holds NaN or infinity, first in row {row}: pass mask=np.isfinite(ydata).")
-    weights: Tensor | None = None if mask is None else used.to(y.dtype)
-    if sigma is not None:
-        deviations = torch.as_tensor(np.asarray(sigma) if not isinstance(sigma, Tensor) else sigma).to(y)
-        if deviations.shape not in ((), y.shape, y.shape[1:]):
-            raise ArgumentError(
-                f"sigma has shape {tuple(deviations.shape)} for ydata of {tuple(y.shape)}: pass standard deviations "
-                "for one row or for all. Covariance matrices are for one fit."
-            )
-        valid = (deviations > 0.0) & deviations.isfinite()
-        require(bool((valid.expand(y.shape) | ~used).all()), "sigma", sigma, "pass positive standard deviations")
-        weights = torch.where(used, 1.0 / deviations, 0.0).to(y.dtype)
-    x, x_dim = xdata, None
-    if isinstance(xdata, np.ndarray | list | tuple):
-        if not holds_numbers(xdata):
-            raise ArgumentTypeError(f"xdata = {shown(xdata)} is no array of numbers: pass one.")
-        array = np.asarray(xdata)
-        x = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "iub" else array).to(y)
-    if isinstance(x, Tensor):
-        x_dim = 0 if x.shape == y.shape else None
-        if (
-            check_finite
-            and x.is_floating_point()
-            and not bool((x.isfinite() | ~used if x_dim == 0 else x.isfinite()).all())
-        ):
-            raise ArgumentError("xdata holds NaN or infinity: leave such observations out, or pass a mask.")
-        if x_dim == 0:
-            x = torch.where(used, x, 1.0)
-    return RowData(x, y if mask is None else torch.where(used, y, 0.0), weights, x_dim, is_numpy)
 
 
 def _starting_rows(p0: Any, bounds: Any, start: Callable[[Any, Any], Any], data: RowData) -> Any:
@@ -248,15 +187,15 @@ class _RowFits:
         self._run.run(start, self.lower, self.upper, max_trials=first)
         self._collect()
         generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0
-        for _ in range(_REFITS if restarts else 0):
+        for _ in range(_MAX_REFITS if restarts else 0):
             limit = _largest_good_cost(self.outputs, self.problem.data)
             poor = _poor_fits(self.outputs, limit)
             good = ~poor & is_success(self.outputs["status"])
             indices, others = (torch.nonzero(part).reshape(-1) for part in (poor, good))
             if len(indices) == 0 or len(others) == 0 or self._is_stopped():
                 break
-            evaluations = evaluations or _CANDIDATES[0] * len(indices)
-            candidates = min(max(evaluations // len(indices), _CANDIDATES[0]), _CANDIDATES[1])
+            evaluations = evaluations or _CANDIDATE_COUNTS[0] * len(indices)
+            candidates = min(max(evaluations // len(indices), _CANDIDATE_COUNTS[0]), _CANDIDATE_COUNTS[1])
             drawn = torch.randint(len(others), (restarts, candidates), generator=generator).to(others.device)
             starts = self._best_parameters(indices, self.outputs["x"][others[drawn]])
             if not self._run_again(indices, starts, limit, later):
@@ -327,8 +266,8 @@ class _RowFits:
         rank = torch.where(value.isfinite(), value, torch.inf)[fits]
         best = torch.where(succeeded[fits] | ~succeeded[fits].any(0), rank, torch.inf).argmin(0)
         new, old = fits[best, torch.arange(len(indices), device=indices.device)], self._chosen[indices]
-        lower = (value[new] < (1.0 - _SAME_COST) * value[old]) | ~value[old].isfinite()
-        same = value[new] <= (1.0 + _SAME_COST) * value[old]
+        lower = (value[new] < (1.0 - _EQUAL_COST_TOLERANCE) * value[old]) | ~value[old].isfinite()
+        same = value[new] <= (1.0 + _EQUAL_COST_TOLERANCE) * value[old]
         improved = (lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
         self._chosen = self._chosen.index_put((indices,), torch.where(improved, new, old))
         self._collect()
@@ -385,59 +324,10 @@ def _poor_fits(outputs: dict[str, Tensor], limit: Tensor) -> Tensor:
 
 
 def _warn_about_failures(result: ManyResult) -> None:
+    """Warn of rows that led to no fit."""
     failed = int((~torch.as_tensor(result.success)).sum())
     if failed:
         warn(
             f"{failed} of {len(result)} rows led to no fit: pass full_output=True and see the status of each row.",
             OptimizeWarning,
         )
-
-
-def _covariances(problem: FitProblem, outputs: dict[str, Tensor], absolute_sigma: bool) -> Tensor:
-    """Return the covariance of the parameters of each row as SciPy defines it; infinite where it is not determined."""
-    p, matrix = outputs["x"], outputs["gauss_newton"]
-    unknown = torch.nonzero(~matrix.isfinite().flatten(1).all(1)).reshape(-1)
-    if len(unknown):  # such as rows that never began
-        matrix[unknown] = problem.evaluate(p[unknown], unknown).more["gauss_newton"]
-    inverse, determined = _inverses(matrix)
-    ill = torch.nonzero(~determined).reshape(-1)
-    if len(ill):
-        (inverse[ill],) = problem.in_parts(
-            lambda p, data: (_inverses_by_singular_values(problem.model.linearised(p, data).double()[:, :-1]),),
-            p[ill],
-            ill,
-        )
-    if absolute_sigma:
-        return inverse
-    freedom = (problem.data.observations - p.shape[1]).double()
-    scale = torch.where(freedom > 0, 2.0 * outputs["value"] / freedom, torch.inf)
-    return torch.where(scale.isfinite()[:, None, None], inverse * scale[:, None, None], torch.inf)
-
-
-def _inverses(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inverses of JᵀJ, and where they are determined by it."""
-    norms = matrix.diagonal(dim1=1, dim2=2).sqrt()
-    scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
-    scale = scale[:, :, None] * scale[:, None, :]
-    scaled = matrix * scale  # with ones on its diagonal
-    finite = scaled.isfinite().flatten(1).all(1)
-    factor, failed = torch.linalg.cholesky_ex(torch.where(finite[:, None, None], scaled, 0.0))
-    inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], factor, 1.0))
-    largest = torch.linalg.matrix_norm(inverse)  # at least 1/λ, where λ is the smallest eigenvalue of the matrix
-    determined = finite & (failed == 0) & (largest * _ILL_CONDITIONED < 1.0 / matrix.shape[1])
-    return inverse * scale, determined
-
-
-def _inverses_by_singular_values(columns: Tensor) -> Tensor:
-    """Return (JᵀJ)⁻¹ of each row from the columns of J; infinite if J has no full rank."""
-    norms = torch.linalg.vector_norm(columns, dim=2)
-    scale = torch.where((norms > 0.0) & norms.isfinite(), 1.0 / norms, 1.0)
-    finite = columns.isfinite().flatten(1).all(1)[:, None, None]
-    scaled = torch.where(finite, columns * scale[:, :, None], 0.0)
-    n, points = columns.shape[1:]
-    if points < n:
-        return torch.full_like(columns[:, :, :1].expand(-1, n, n), torch.inf)
-    singular, rows = torch.linalg.svd(scaled.mT, full_matrices=False)[1:]
-    is_full = singular[:, -1] > torch.finfo(singular.dtype).eps * max(n, points) * singular[:, 0]
-    factor = rows / singular[:, :, None] * scale[:, None, :]
-    return torch.where(is_full[:, None, None], factor.mT @ factor, torch.inf)

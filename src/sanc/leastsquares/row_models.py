@@ -9,64 +9,17 @@ once, with parameters that broadcast over rows and points, and one backward pass
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vmap
 
+from sanc.leastsquares.row_data import RowData
 from sanc.many.algebra import gram
 
 _EQUALITY_TOLERANCE = 1e-5
 """Relative difference beyond roundoff, also in float32, that shows that a model is not pointwise."""
-
-
-@dataclass(frozen=True)
-class RowData:
-    """The data of all rows as tensors.
-
-    Attributes
-    ----------
-    x : any
-        First argument of the model.
-    y : Tensor
-        Observations.
-    weights : Tensor or None
-        Inverse standard deviations, 0 where a value is missing; None if all are 1.
-    x_dim : int or None
-        0 if `x` has an entry for each row.
-    is_numpy : bool
-        Whether the caller passed arrays.
-    """
-
-    x: Any
-    y: Tensor
-    weights: Tensor | None
-    x_dim: int | None
-    is_numpy: bool
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def take(self, rows: Tensor) -> RowData:
-        """Return the data of some rows."""
-        x = self.x if self.x_dim is None else self.x[rows]
-        weights = None if self.weights is None else self.weights[rows]
-        return RowData(x, self.y[rows], weights, self.x_dim, self.is_numpy)
-
-    def weighted(self, values: Tensor) -> Tensor:
-        """Return values of all observations, or of their derivatives, times the weights."""
-        if self.weights is None:
-            return values
-        return values * (self.weights if values.ndim == 2 else self.weights[:, None, :])
-
-    @property
-    def observations(self) -> Tensor:
-        """The number of observations of each row."""
-        if self.weights is None:
-            return torch.full((len(self.y),), self.y.shape[1], device=self.y.device)
-        return (self.weights > 0.0).sum(1)
 
 
 class MappedModel:
@@ -120,6 +73,7 @@ class MappedModel:
         return curves[0], columns
 
     def _cost(self, p: Tensor, x: Any, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Return half of the sum of squares of one row."""
         r = self._curve(p, x) - y
         return 0.5 * (r if weights is None else r * weights).square().sum()
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.leastsquares.model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
-from sanc.leastsquares.row_models import MappedModel, PointwiseModel, RowData
+from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
+from sanc.leastsquares.row_data import RowData
+from sanc.leastsquares.row_models import MappedModel, PointwiseModel
 from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply

@@ -15,7 +15,8 @@ from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
-from sanc.leastsquares.oracle import ResidualEvaluation, ResidualOracle
+from sanc.leastsquares.evaluation import ResidualEvaluation
+from sanc.leastsquares.oracle import ResidualOracle
 
 
 class _Tested(NamedTuple):

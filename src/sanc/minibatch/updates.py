@@ -13,7 +13,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
 from sanc.errors import ArgumentError, is_number, shown
-from sanc.minibatch import step_size, watch
+from sanc.minibatch import batch_losses, step_size
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.metrics.base import Shapes
 from sanc.minibatch.projection import Normals, find_normals, tangent_for
@@ -45,14 +45,14 @@ _DISTANCE_INTERVAL = 5
 
 def updates_distance(state: MinibatchState) -> bool:
     """Whether the next step updates the distance bound."""
-    return state.steps < watch.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
+    return state.steps < batch_losses.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
 def step_scalars(
     state: MinibatchState, settings: Minibatch, rate: float, *, has_values: bool = False
 ) -> StepScalars[float]:
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
-    is_warm = state.steps > watch.RELIABLE_MEAN_STEPS
+    is_warm = state.steps > batch_losses.RELIABLE_MEAN_STEPS
     typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
     outlier_norm = _CLIPPING_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
@@ -151,7 +151,7 @@ def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
     norm = grad_norm / state.gradient_unit
     is_single = state.steps <= _SINGLE_FIRST_STEPS and _FIRST_OUTLIERS * norm < state.smallest_grad_norm
     is_repeated = state.far_smaller_gradients > 0 and _is_far_smaller(state, norm)
-    return 0 < state.steps <= watch.RELIABLE_MEAN_STEPS and (is_single or is_repeated)
+    return 0 < state.steps <= batch_losses.RELIABLE_MEAN_STEPS and (is_single or is_repeated)
 
 
 def _is_far_smaller(state: MinibatchState, norm: float) -> bool:
@@ -166,7 +166,7 @@ def changes_by_restart() -> dict[str, Any]:
 
 def changes_by_loss(state: MinibatchState, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
     """Return the fields of the state that follow from the loss at x and the `lower_bound` of the settings."""
-    loss_mean = watch.updated_loss_mean(state, value)
+    loss_mean = batch_losses.updated_loss_mean(state, value)
     is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
     changes = loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
     return changes | ({"below_bound": True} if value < lower_bound else {})
@@ -178,7 +178,7 @@ def changes_by_results(
     """Return the numbers of the state that follow from the results of a step."""
     norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
     mean_square = state.grad_norm_mean_square
-    is_early = state.steps <= watch.RELIABLE_MEAN_STEPS
+    is_early = state.steps <= batch_losses.RELIABLE_MEAN_STEPS
     max_counted_norm = _MAX_COUNTED_NORM_FACTOR * math.sqrt(mean_square)
     is_far_larger = results.grad_norm / state.gradient_unit > max_counted_norm and not is_early
     counts = not is_far_larger or state.far_larger_gradients >= 2
@@ -216,7 +216,7 @@ def _changes_by_caller(state: MinibatchState, results: StepResults) -> dict[str,
     }
     if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
         changes |= {"loss_mean": math.nan, "safe_point": None}
-    if by_caller or state.steps >= watch.RELIABLE_MEAN_STEPS:
+    if by_caller or state.steps >= batch_losses.RELIABLE_MEAN_STEPS:
         changes["first_point"] = None
     return changes
 
@@ -228,7 +228,7 @@ def _changes_of_distance_bound(
     if results.unit_step_norm1 is None:
         return {}
     kept_share = 1.0 - scalars.average_weight
-    steps = 1 if state.steps < watch.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
+    steps = 1 if state.steps < batch_losses.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
     new_norms = kept_share * steps * scalars.eta * results.unit_step_norm1
     step_norm1_sum = kept_share**steps * state.step_norm1_sum + new_norms
     bound = step_size.updated_distance_bound(

@@ -86,18 +86,26 @@ def build_oracle(
         return SumOracle(fun, sizes, seed, sampling, grow=grow), np.array(array, fun.dtype).reshape(-1), unflatten
     if not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} cannot be called: pass a function or a sanc.problems.FiniteSum.")
+    return *_oracle_of_function(fun, start, derivatives, args, hvp), unflatten
+
+
+def _oracle_of_function(
+    fun: Callable[..., Any], start: Any, derivatives: Mapping[str, Any], args: tuple[Any, ...], hvp: HvpMode
+) -> tuple[Oracle, Vector]:
+    """Return the oracle of a function, which differentiates it if `jac` is missing, and the start as a flat vector."""
+    jac, hess = derivatives["jac"], derivatives["hess"]
     if jac is None or jac is False:
         leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
         array = None if isinstance(start, Tensor) else start
         torch_oracle = _torch_oracle(_with_remedies(fun, array), leaf, args, hvp)
-        return torch_oracle, torch_oracle.start(), unflatten
+        return torch_oracle, torch_oracle.start()
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
         scheme = _require_scheme("jac", jac)
         kind = SecantOracle if scheme != "cs" and len(flat) <= MAX_SECANT_VARIABLES else DifferenceOracle
-        return kind(fun, start, scheme=scheme, args=args), flat, unflatten
+        return kind(fun, start, scheme=scheme, args=args), flat
     matrix = None if isinstance(hess, str) else hess  # products are differences of gradients
-    return CallableOracle(fun, start, jac=jac, hess=matrix, hessp=hessp, args=args), flat, unflatten
+    return CallableOracle(fun, start, jac=jac, hess=matrix, hessp=derivatives["hessp"], args=args), flat
 
 
 def _vector_in(space: Any, point: Any) -> Vector:

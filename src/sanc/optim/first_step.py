@@ -104,6 +104,8 @@ class _ReturnedLosses:
         return replace(sample, parts=[(weight, self._recording(closure)) for weight, closure in sample.parts])
 
     def _recording(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return the closure, which also stores its loss."""
+
         def call() -> Tensor:
             loss = closure()
             self._losses = [loss] if isinstance(loss, Tensor) else []

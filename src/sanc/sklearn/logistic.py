@@ -92,6 +92,7 @@ class LogisticRegression(LinearClassifier):
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
+        """Raise an error for a parameter that cannot be used."""
         super()._check_parameters()
         require(is_number(self.C) and self.C > 0, "C", self.C, "pass a positive number")
         is_smooth = self.penalty not in ("l1", "elasticnet")
@@ -100,6 +101,7 @@ class LogisticRegression(LinearClassifier):
             one_of("penalty", self.penalty, ("l2", "nonconvex"))
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
+        """Return the sum to minimise, with the strength that belongs to C."""
         strength = 0.0 if self.penalty is None else 1.0 / (float(self.C) * total)
         return self._plain_sum(X, codes, self.penalty or "none", strength, weights)
 

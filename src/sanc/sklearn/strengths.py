@@ -22,7 +22,7 @@ import torch
 from scipy.linalg import cho_factor, cho_solve
 
 from sanc.core.space import Space
-from sanc.implicit.linear import RitzSpace, solve
+from sanc.implicit.linear_systems import RitzSpace, solve
 from sanc.minimisation import minimize
 from sanc.sums.linear import Array, LinearSum
 
@@ -240,6 +240,7 @@ class HeldOutLoss:
         return rows.reshape(len(rows), -1)
 
     def _fold_gradient(self, fold: int, evaluation: HeldOutEvaluation) -> Array:
+        """Return the gradient of the held-out loss of one fold with respect to the strengths."""
         w, system = self._system(fold, evaluation)
         gradient: Array = self._strengths(system.problem) @ (w * system.adjoint)
         return gradient

@@ -80,10 +80,12 @@ class NonconvexSVM(LinearClassifier):
         self.verbose = verbose
 
     def _check_parameters(self) -> None:
+        """Raise an error for a parameter that cannot be used."""
         super()._check_parameters()
         require_not_negative("alpha", self.alpha)
 
     def _sum(self, X: Any, codes: Any, weights: Any, total: float) -> LinearSum:
+        """Return the sum to minimise; raise an error unless there are two classes."""
         if len(self.classes_) != 2:
             raise ArgumentError(
                 f"Only binary classification is supported: y holds {len(self.classes_)} classes. Wrap the estimator "

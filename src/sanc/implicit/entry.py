@@ -22,8 +22,8 @@ from sanc.errors import (
     require_number,
     shown,
 )
+from sanc.implicit.autograd_functions import minimum_of
 from sanc.implicit.examination import SolveOptions
-from sanc.implicit.functions import minimum_of
 from sanc.implicit.least_squares import METHOD, LeastSquaresProblem
 from sanc.implicit.problem import ImplicitProblem
 from sanc.implicit.solution import Solution

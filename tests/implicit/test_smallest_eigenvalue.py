@@ -9,8 +9,8 @@ import torch
 
 import sanc
 from driving import normal
-from sanc.implicit import curvature as curvature_module
-from sanc.implicit.curvature import curvature_of_matrix, forms_hessian, hessian_columns
+from sanc.implicit import smallest_eigenvalue
+from sanc.implicit.smallest_eigenvalue import curvature_of_matrix, forms_hessian, hessian_columns
 
 D = torch.float64
 
@@ -60,7 +60,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("entries", [2**22, 200, 1])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_columns_in_blocks_are_the_hessian(name, entries, monkeypatch):
-    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", entries)
+    monkeypatch.setattr(smallest_eigenvalue, "_MAX_COLUMN_ENTRIES", entries)
     f, x = FUNCTIONS[name], normal(12)
     exact = torch.autograd.functional.hessian(f, x)
     assert torch.allclose(hessian_columns(gradient_of(f), x, None), exact, atol=1e-12)
@@ -72,7 +72,7 @@ def test_small_blocks_are_not_used_in_a_large_space(monkeypatch):
     B = normal(300, 120, seed=2)
     gradient = gradient_of(lambda x: torch.nn.functional.softplus(B @ x).sum())
     assert hessian_columns(gradient, normal(120), None).shape == (120, 120)
-    monkeypatch.setattr(curvature_module, "_MAX_COLUMN_ENTRIES", 1000)
+    monkeypatch.setattr(smallest_eigenvalue, "_MAX_COLUMN_ENTRIES", 1000)
     assert hessian_columns(gradient, normal(120), None) is None
 
 

@@ -15,7 +15,7 @@ from sanc.autograd.internals import intermediate_entries
 from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.curvature import Certificate, explore
-from sanc.implicit.linear import RitzSpace, known_space
+from sanc.implicit.linear_systems import RitzSpace, known_space
 
 ALWAYS_FORMED_DIM = 100
 """Largest dimension in which the Hessian is always formed: a hundred products are cheap."""

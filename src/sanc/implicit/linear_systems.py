@@ -22,8 +22,8 @@ from torch import Tensor
 from sanc.core.space import Floats, Space
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.curvature import Exploration
-from sanc.core.spectrum.eigenvalue_bounds import affordable_dim
 from sanc.core.spectrum.krylov import Krylov, Lanczos
+from sanc.core.spectrum.monitored_lanczos import affordable_dim
 
 _MAX_ROUNDS = 20
 """Rounds of one solve. Each round at least halves the residual, and most solves need one or two."""

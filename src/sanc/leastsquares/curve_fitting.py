@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Real
 from typing import Any, Unpack
@@ -30,13 +30,14 @@ from sanc.errors import (
     warn,
 )
 from sanc.leastsquares.fitting import least_squares
-from sanc.leastsquares.row_fits import checked_data, fit_rows, holds_numbers
+from sanc.leastsquares.row_data import checked_data, holds_numbers
+from sanc.leastsquares.row_fits import fit_rows
 from sanc.many.minimizing import RunOptions
 from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.objective import checked_point
 from sanc.options import CurveFitOptions
 
-_RESTARTS = 3
+_DEFAULT_RESTARTS = 3
 """Number of other rows from whose parameters a row is fitted again, by default."""
 _ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
 """Words of the errors of NumPy and torch for an array where one number is needed."""
@@ -136,7 +137,7 @@ def curve_fit(
             bounds,
             RunOptions(**passed_on),
             start=partial(_start, f, None),
-            restarts=_RESTARTS if restarts is None else restarts,
+            restarts=_DEFAULT_RESTARTS if restarts is None else restarts,
             absolute_sigma=absolute_sigma,
         )
         return fitted if full_output else fitted[:2]
@@ -153,48 +154,76 @@ def curve_fit(
             f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
             "arguments of f."
         )
-    whiten = _whitening(sigma, y)
-    is_torch = isinstance(start, Tensor)
-
-    def residuals(p: Any) -> Any:
-        try:
-            curve = f(xdata, *p)
-        except (TypeError, ValueError, RuntimeError) as problem:
-            if any(words in str(problem) for words in _ONE_NUMBER):
-                raise ArgumentTypeError(
-                    f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
-                    "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."
-                ) from problem
-            if isinstance(problem, RuntimeError) or holds_numbers(xdata):
-                raise
-            raise ArgumentTypeError(
-                f"f failed for xdata = {shown(xdata)}, which is no array of numbers ({first_line(problem)}): pass "
-                "numbers, such as numpy.asarray(xdata, float)."
-            ) from problem
-        if curve is None:
-            raise ArgumentTypeError("f returned None: return the curve at xdata, one value for each observation.")
-        values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
-        if len(values) not in (1, len(y)):
-            raise ArgumentError(
-                f"f returned {len(values)} values for {len(y)} observations: pass xdata and ydata of the same length, "
-                "and return one value for each observation."
-            )
-        return whiten(values - y)
-
-    def jacobian(p: Any) -> Any:
-        assert callable(jac)
-        matrix = jac(xdata, *p)
-        return whiten(matrix.detach() if isinstance(matrix, Tensor) else np.asarray(matrix))
-
-    result = least_squares(residuals, start, jacobian if callable(jac) else jac, bounds, **passed_on)
+    curve = _Curve(f, jac, xdata, y, _whitening(sigma, y))
+    result = least_squares(curve.residuals, start, curve.jacobian if callable(jac) else jac, bounds, **passed_on)
     if not result.success:
         raise NotConvergedError(
             f"p0 = {shown(p0)} led to no fit: {result.message} Start closer to the solution, or allow more evaluations."
         )
     matrix = result.jac.numpy() if isinstance(result.jac, Tensor) else np.asarray(result.jac)
     covariance = _covariance(matrix, 2.0 * result.cost, absolute_sigma)
-    pcov = torch.from_numpy(covariance).to(start) if is_torch else covariance
+    pcov = torch.from_numpy(covariance).to(start) if isinstance(start, Tensor) else covariance
     return (result.x, pcov, result, result.message, int(result.status)) if full_output else (result.x, pcov)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """The curve of the caller as a function of its parameters, compared with the observations.
+
+    Attributes
+    ----------
+    f : callable
+        The curve.
+    jac : callable or str or None
+        Its derivatives.
+    xdata : any
+        First argument of both.
+    y : array or Tensor
+        The observations.
+    whiten : callable
+        Divides residuals, or rows of a Jacobian, by their standard deviations.
+    """
+
+    f: Callable[..., Any]
+    jac: Any
+    xdata: Any
+    y: Any
+    whiten: Callable[[Any], Any]
+
+    def residuals(self, p: Any) -> Any:
+        """Return the residuals over their standard deviations."""
+        curve = self._evaluate(p)
+        if curve is None:
+            raise ArgumentTypeError("f returned None: return the curve at xdata, one value for each observation.")
+        values = (curve if isinstance(curve, Tensor) else np.asarray(curve)).reshape(-1)
+        if len(values) not in (1, len(self.y)):
+            raise ArgumentError(
+                f"f returned {len(values)} values for {len(self.y)} observations: pass xdata and ydata of the same "
+                "length, and return one value for each observation."
+            )
+        return self.whiten(values - self.y)
+
+    def jacobian(self, p: Any) -> Any:
+        """Return the derivatives of the residuals, by the function of the caller."""
+        matrix = self.jac(self.xdata, *p)
+        return self.whiten(matrix.detach() if isinstance(matrix, Tensor) else np.asarray(matrix))
+
+    def _evaluate(self, p: Any) -> Any:
+        """Return what f returns; raise errors with a remedy if f cannot be called with all of xdata."""
+        try:
+            return self.f(self.xdata, *p)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            if any(words in str(problem) for words in _ONE_NUMBER):
+                raise ArgumentTypeError(
+                    f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
+                    "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."
+                ) from problem
+            if isinstance(problem, RuntimeError) or holds_numbers(self.xdata):
+                raise
+            raise ArgumentTypeError(
+                f"f failed for xdata = {shown(self.xdata)}, which is no array of numbers ({first_line(problem)}): pass "
+                "numbers, such as numpy.asarray(xdata, float)."
+            ) from problem
 
 
 def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any]:
