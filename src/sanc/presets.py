@@ -223,6 +223,8 @@ def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> Non
 
 def reject_sample_settings(method: Method, options: Mapping[str, Any]) -> None:
     """Raise an error for a setting of the averaged phase in a run that has no averaged phase."""
+    if not options:
+        return
     inside = set() if method.minibatch is None else {id(piece) for _, piece in _pieces_in("", method.minibatch)}
     for name, value in options.items():
         owners = _owners(method, name)

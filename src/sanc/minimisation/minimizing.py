@@ -77,14 +77,16 @@ _DIFFERENCE_TOLERANCES = {"2-point": 1e-5, "3-point": 1e-6}
 
 def _accepts_options(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that also accepts its arguments as entries of `options`, and by the names of SciPy."""
-    signature, call = inspect.signature(function), cast("Callable[..., T]", function)
-    position = list(signature.parameters).index("options")
+    names, call = list(inspect.signature(function).parameters), cast("Callable[..., T]", function)
+    positional = names[: names.index("options") + 1]
 
     @wraps(function)
     def with_options(*args: P.args, **kwargs: P.kwargs) -> T:
-        if len(args) <= position and kwargs.get("options") is None and not _SCIPY_NAMES.keys() & kwargs.keys():
-            return function(*args, **kwargs)
-        return call(**_merge_options(signature.bind(*args, **kwargs).arguments))
+        arguments = dict(zip(positional, args, strict=False)) | kwargs
+        fits = len(arguments) == len(args) + len(kwargs)  # otherwise the call raises an error
+        if fits and (arguments.get("options") is not None or _SCIPY_NAMES.keys() & kwargs.keys()):
+            return call(**_merge_options(arguments))
+        return function(*args, **kwargs)
 
     return with_options
 
@@ -434,7 +436,8 @@ def _argument_defaults() -> dict[str, Any]:
 def _merge_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of `minimize`, `options` among them, by our names; one given twice is an error."""
     merged, defaults = dict(arguments), _argument_defaults()
-    settings, options = merged.pop("settings", {}), merged.pop("options", None)
+    settings = {name: merged.pop(name) for name in arguments if name not in defaults}
+    options = merged.pop("options", None)
     options = {} if options is None else options
     fits = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     require(fits, "options", options, "pass a mapping of names to values")
