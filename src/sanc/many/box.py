@@ -26,10 +26,11 @@ def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     """Return the trial points of rows with the steps s, where those outside the box are replaced."""
     assert rows.lower is not None
     assert rows.upper is not None
-    truncated = ((rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)).any(1)
-    indices = torch.nonzero(truncated).reshape(-1)
-    if len(indices) == 0:
+    leaves = (rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)
+    if not bool(leaves.any()):
         return rows.trial
+    truncated = leaves.any(1)
+    indices = torch.nonzero(truncated).reshape(-1)
     part = rows.take(indices)
     assert part.lower is not None
     assert part.upper is not None
