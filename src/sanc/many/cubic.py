@@ -123,16 +123,16 @@ def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
     """
     t = _quadratic_root(c.abs(), gaps, mu_min).amax(0)
     for _ in range(MAX_SECULAR_STEPS):
-        mu = mu_min + t
-        shifted = gaps + t
-        terms = (c / shifted / mu).square()
+        mu, shifted = mu_min + t, gaps + t
+        terms = c / shifted / mu
+        terms = terms * terms
         square = terms.sum(0)
-        derivative = (terms / shifted).sum(0) / square  # of −log‖y‖
+        derivative = mu * (terms / shifted).sum(0) / square  # of −log‖y‖ by log μ
         excess = square.sqrt() - 1.0
-        factor = 1.0 + mu * derivative
-        newton_step = excess * mu / factor
-        step = 2.0 * newton_step / (1.0 + (1.0 + 4.0 * derivative / factor * newton_step).sqrt())
-        t = torch.where(excess > 0.0, t + step, t)
+        factor = 1.0 + derivative
+        newton_step = excess / factor  # relative to μ, as the next one
+        step = newton_step / (0.5 + (0.25 + derivative / factor * newton_step).sqrt())
+        t = torch.where(excess > 0.0, t + mu * step, t)
         if not bool((excess > QUADRATIC_CONVERGENCE).any()):
             break
     return t
