@@ -307,12 +307,15 @@ def _largest_good_cost(outputs: dict[str, Tensor], data: RowData) -> Tensor:
     if not bool(succeeded.any()):
         return torch.full_like(outputs["value"], torch.inf)
     y = data.y.double()
-    weights = torch.ones_like(y) if data.weights is None else data.weights.double().square()
-    mean = (weights * y).sum(1) / weights.sum(1).clamp(min=NEAR_ZERO)
-    variance = (weights * (y - mean[:, None]).square()).sum(1).clamp(min=NEAR_ZERO)
+    if data.weights is None:
+        variance = y.shape[1] * y.var(1, correction=0)
+    else:
+        weights = data.weights.double().square()
+        mean = (weights * y).sum(1) / weights.sum(1).clamp(min=NEAR_ZERO)
+        variance = (weights * (y - mean[:, None]).square()).sum(1)
     limits = [
         _POOR_FIT_FACTOR * (outputs["value"] / size)[succeeded].median() * size
-        for size in (data.observations, variance)
+        for size in (data.observations, variance.clamp(min=NEAR_ZERO))
     ]
     return torch.maximum(*limits)
 

@@ -127,7 +127,8 @@ class PointwiseModel:
 
 def _at_points(p: Tensor, data: RowData) -> list[Tensor]:
     """Return each parameter at all points of all rows, as leaves of a graph."""
-    return [part[:, None].expand(data.y.shape).detach().requires_grad_() for part in p.unbind(1)]
+    expanded = p.detach()[:, :, None].expand(*p.shape, data.y.shape[1])
+    return [part.detach().requires_grad_() for part in expanded.unbind(1)]
 
 
 def _derivatives(output: Tensor, inputs: list[Tensor], weights: Tensor, **graph: bool) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sanc.core.bounded.box_model import ARMIJO_SHARE, MODEL_HALVINGS
 from sanc.core.space import NEAR_ZERO
 from sanc.many.algebra import multiply, multiply_decomposed
-from sanc.many.rows import Rows, RowTrials
+from sanc.many.rows import Rows, RowTrials, Spectra
 
 _SINGULAR_SHIFT = 1e-14
 """Shift of the eigenvalues, relative to the largest, that makes singular matrices regular: 45 eps of float64."""
@@ -26,40 +26,41 @@ def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     """Return the trial points of rows with the steps s, where those outside the box are replaced."""
     assert rows.lower is not None
     assert rows.upper is not None
-    truncated = ((rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)).any(1)
-    indices = torch.nonzero(truncated).reshape(-1)
-    if len(indices) == 0:
+    assert rows.free is not None
+    leaves = (rows.trial.x < rows.lower) | (rows.trial.x > rows.upper)
+    if not bool(leaves.any()):
         return rows.trial
-    part = rows.take(indices)
-    assert part.lower is not None
-    assert part.upper is not None
-    assert part.free is not None
-    x = part.point.x
-    lower, upper = (part.lower - x) / part.scale, (part.upper - x) / part.scale
-    model = _BoxModels(part, torch.where(part.free, lower, 0.0), torch.where(part.free, upper, 0.0))
-    start = s[indices] / part.scale
+    indices = torch.nonzero(leaves.any(1)).reshape(-1)
+    x, first, last, free, scale, g, s = (
+        part.index_select(0, indices)
+        for part in (rows.point.x, rows.lower, rows.upper, rows.free, rows.scale, rows.point.g, s)
+    )
+    trials, spectra = rows.trial.take(indices), rows.spectra.take(indices)
+    lower, upper = (first - x) / scale, (last - x) / scale
+    model = _BoxModels(
+        spectra, g * scale * free, trials.sigma, torch.where(free, lower, 0.0), torch.where(free, upper, 0.0)
+    )
+    start = s / scale
     best = start.clamp(model.lower, model.upper)
     value = model.evaluate(best)
-    for candidate in (model.fixed_minimiser(start, part.trial.multiplier), model.cauchy_point()):
+    for candidate in (model.fixed_minimiser(start, trials.multiplier), model.cauchy_point()):
         other = model.evaluate(candidate)
         better = other < value
         best, value = torch.where(better[:, None], candidate, best), torch.where(better, other, value)
-    trial = (x + (best * part.scale).to(x.dtype)).clamp(part.lower, part.upper)
-    trial = torch.where((best <= lower) & part.free, part.lower, trial)
-    trial = torch.where((best >= upper) & part.free, part.upper, trial)
+    trial = (x + (best * scale).to(x.dtype)).clamp(first, last)
+    trial = torch.where((best <= lower) & free, first, trial)
+    trial = torch.where((best >= upper) & free, last, trial)
     norm = torch.linalg.vector_norm(best, dim=1)
-    fitted = replace(part.trial, x=trial, norm=norm, predicted=-value, truncated=truncated[indices])
+    fitted = replace(trials, x=trial, norm=norm, predicted=-value, truncated=torch.ones_like(trials.truncated))
     return rows.trial.put(indices, fitted)
 
 
 class _BoxModels:
     """The cubic models of rows in their boxes, in scaled variables."""
 
-    def __init__(self, rows: Rows, lower: Tensor, upper: Tensor) -> None:
-        assert rows.free is not None
-        self.lower, self.upper, self._cubic_coefficient = lower, upper, rows.trial.sigma
-        self.g = rows.point.g * rows.scale * rows.free
-        self.vectors, self.values = rows.spectra.vectors, rows.spectra.values
+    def __init__(self, spectra: Spectra, g: Tensor, sigma: Tensor, lower: Tensor, upper: Tensor) -> None:
+        self.g, self._cubic_coefficient, self.lower, self.upper = g, sigma, lower, upper
+        self.vectors, self.values = spectra.vectors, spectra.values
 
     def multiply(self, v: Tensor) -> Tensor:
         """Return Bv."""

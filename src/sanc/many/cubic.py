@@ -51,8 +51,8 @@ class CubicModels:
     def __init__(self, values: Tensor, c: Tensor) -> None:
         self.values, self.c = values.T.contiguous(), c.T.contiguous()
 
-    def solve(self, sigma: Tensor, sign: Tensor | None = None) -> CubicSteps:
-        """Minimise the models globally; in the hard case the step has this `sign`, by default 1."""
+    def solve(self, sigma: Tensor) -> CubicSteps:
+        """Minimise the models globally; in the hard case, the first component is positive."""
         largest = torch.maximum(torch.maximum(-self.values[0], self.values[-1]), sigma.sqrt() * _norm(self.c).sqrt())
         unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
         scale = unit / sigma
@@ -60,8 +60,6 @@ class CubicModels:
         mu_min = (-values[0]).clamp(min=0.0)
         t, y = _solve_secular(c, (values + mu_min).clamp(min=_TINY), mu_min)
         hard_case = (t == 0.0) & (mu_min > 0.0)
-        if sign is not None:
-            y[0] = torch.where(hard_case, y[0] * sign, y[0])
         mu = mu_min + t
         norm, multiplier = scale * mu, unit * mu
         linear_term = (c * y).sum(0).abs()
@@ -100,6 +98,8 @@ def _solve_secular(c: Tensor, gaps: Tensor, mu_min: Tensor) -> tuple[Tensor, Ten
     """
     t = _find_secular_root(c, gaps, mu_min)
     y = -c / (gaps + t)
+    if not bool((mu_min > 0.0).any()):
+        return t, y
     mu = mu_min + t
     other_norm = _norm(y[1:])
     first = ((mu - other_norm) * (mu + other_norm)).clamp(min=0.0).sqrt()
@@ -123,16 +123,16 @@ def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
     """
     t = _quadratic_root(c.abs(), gaps, mu_min).amax(0)
     for _ in range(MAX_SECULAR_STEPS):
-        mu = mu_min + t
-        shifted = gaps + t
-        terms = (c / shifted / mu).square()
+        mu, shifted = mu_min + t, gaps + t
+        terms = c / shifted / mu
+        terms = terms * terms
         square = terms.sum(0)
-        derivative = (terms / shifted).sum(0) / square  # of −log‖y‖
+        derivative = mu * (terms / shifted).sum(0) / square  # of −log‖y‖ by log μ
         excess = square.sqrt() - 1.0
-        factor = 1.0 + mu * derivative
-        newton_step = excess * mu / factor
-        step = 2.0 * newton_step / (1.0 + (1.0 + 4.0 * derivative / factor * newton_step).sqrt())
-        t = torch.where(excess > 0.0, t + step, t)
+        factor = 1.0 + derivative
+        newton_step = excess / factor  # relative to μ, as the next one
+        step = newton_step / (0.5 + (0.25 + derivative / factor * newton_step).sqrt())
+        t = torch.where(excess > 0.0, t + mu * step, t)
         if not bool((excess > QUADRATIC_CONVERGENCE).any()):
             break
     return t

@@ -76,12 +76,13 @@ class ManyIteration:
         """Evaluate a trial point of every row, and decide."""
         self._propose_pending(rows)
         value, evaluated = self.problem.evaluate_trials(rows.trial.x, rows.ids)
-        limit = rules.unbounded_decrease(rows.point.value, rows.unit_value, self.problem.eps)
-        value = torch.where(rows.point.value - value > limit, -torch.inf, value)  # one such value is not trusted
+        unbounded = self._is_unbounded(rows, rows.point.value, value)
+        if unbounded is not None:
+            value = torch.where(unbounded, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
         accepted, rejected = self._accept_cubic_steps(rows, value, evaluated)
-        if bool(was_longer.any()):
+        if self.problem.tries_longer_steps and bool(was_longer.any()):
             accepted = accepted | self._accept_longer_steps(rows, value, was_longer)
         has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
         if has_escapes:
@@ -118,10 +119,12 @@ class ManyIteration:
     def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor, evaluated: RowPoints | None) -> Tensor:
         """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
         eps, predicted = self.problem.eps, rows.trial.predicted
+        unsuccessful = (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
+        if not bool(unsuccessful.any()):
+            return actual
         length_scale = torch.maximum(rows.unit_length, rows.x_norm)
         term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
-        below_cancellation = rules.is_within_cancellation(actual, predicted, term_size, eps)
-        below_cancellation &= (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
+        below_cancellation = unsuccessful & rules.is_within_cancellation(actual, predicted, term_size, eps)
         indices = torch.nonzero(below_cancellation).reshape(-1)
         if len(indices) == 0:
             return actual
@@ -197,7 +200,7 @@ class ManyIteration:
 
     def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
-        while True:
+        while bool(was_truncated.any()):
             trial = rows.trial
             repeated = was_truncated & trial.truncated & (trial.norm > SHORTER_STEP * last_norm)
             indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < self.rules.sigma_ceiling)).reshape(
@@ -223,6 +226,7 @@ class ManyIteration:
             return rejected
         all_moved = len(indices) == len(rows)
         part = rows if all_moved else rows.take(indices)
+        taken = replace(part)
         if evaluated is None:
             new_point = self.problem.evaluate(part.accepted.trial.x, part.ids)
         else:  # the accepted points are trial points of this round
@@ -236,17 +240,20 @@ class ManyIteration:
             if len(kept) == 0:
                 return rejected
             all_moved, part, indices, new_point = False, part.take(kept), indices[kept], new_point.take(kept)
+            taken = replace(part)
         self._begin_iteration(part, new_point)
         if not all_moved:
-            rows.set(indices, part)
+            rows.set(indices, part, taken)
         return rejected
 
     def _begin_iteration(self, part: Rows, new_point: RowPoints) -> None:
         """Begin the next iteration of all rows at their accepted points."""
         before, accepted, step = part.point, part.accepted, part.accepted.trial
-        end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
-        lowered = self.rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
-        part.sigma = torch.where(accepted.verdict == rules.SUCCESSFUL, lowered, accepted.sigma)
+        part.sigma, successful = accepted.sigma, accepted.verdict == rules.SUCCESSFUL
+        if bool(successful.any()):
+            end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
+            lowered = self.rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
+            part.sigma = torch.where(successful, lowered, accepted.sigma)
         decreased = before.value - accepted.value > self.problem.eps * before.value.abs()
         self._count_iteration(part, torch.ones_like(decreased), decreased)
         part.last_step_norm = torch.where(step.norm > 0.0, step.norm, part.last_step_norm)
@@ -293,18 +300,24 @@ class ManyIteration:
 
     def _enter(self, rows: Rows, before: RowPoints | None) -> None:
         """Test rows at new points for their endings."""
-        problem = self.problem
+        problem, box = self.problem, rows.box
+        rows.free = None if box is None else box.free(rows.point.x, rows.point.g)
         self._set_scales(rows, problem.scales(rows, before))
         self._measure(rows)
         rows.spectra = problem.spectra(rows)
-        value = rows.point.value
-        limit = rules.unbounded_decrease(rows.first_value, rows.unit_value, problem.eps)
-        unbounded = rows.first_value - value > limit
-        rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
+        unbounded = self._is_unbounded(rows, rows.first_value, rows.point.value)
+        if unbounded is not None:
+            rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._end_stationary(rows, rows.grad_norm <= rows.tol)
         self._end_stalled(rows)
         rows.sigma_unconfirmed = (rows.unit_length == 0.0) & problem.tries_longer_steps  # at their first points
         self._measure_units(rows)
+
+    def _is_unbounded(self, rows: Rows, first: Tensor, value: Tensor) -> Tensor | None:
+        """Return where the decrease from the value `first` shows that f is unbounded; None if no f can be."""
+        if self.problem.is_bounded_below:
+            return None
+        return first - value > rules.unbounded_decrease(first, rows.unit_value, self.problem.eps)
 
     def _set_scales(self, rows: Rows, scales: RowScales) -> None:
         """Set scales and tolerances; σ and norms change so that the last model keeps its terms."""
@@ -319,23 +332,21 @@ class ManyIteration:
         rows.best_grad_norm = rows.best_grad_norm * scales.gradient_growth
 
     def _measure(self, rows: Rows) -> None:
-        """Measure ‖x‖, the free variables and the norm of their gradient."""
-        x, g = rows.point.x, rows.point.g * rows.scale
+        """Measure ‖x‖ and the gradient norm of the free variables; at stationary points, those between their bounds."""
+        x, g, box = rows.point.x, rows.point.g * rows.scale, rows.box
         rows.x_norm = torch.linalg.vector_norm(x / rows.scale, dim=1)
-        box = rows.box
-        if box is not None:
-            free = box.free(x, g)
-            stationary = torch.linalg.vector_norm(g * free, dim=1) <= rows.tol
-            rows.free = torch.where(stationary[:, None], box.between(x), free)
-            g = g * rows.free
-        rows.grad_norm = torch.linalg.vector_norm(g, dim=1)
+        rows.grad_norm = torch.linalg.vector_norm(g if rows.free is None else g * rows.free, dim=1)
+        stationary = rows.grad_norm <= rows.tol
+        if box is not None and rows.free is not None and bool(stationary.any()):
+            rows.free = torch.where(stationary[:, None], box.between(x), rows.free)
+            rows.grad_norm = torch.linalg.vector_norm(g * rows.free, dim=1)
 
     def _end_stationary(self, rows: Rows, stationary: Tensor) -> None:
         """Test the curvature of rows with a small gradient; those without the whole Hessian wait for `certify`."""
         stationary = stationary & (rows.status == RUNNING)
         if bool(stationary.any()):
             g = rows.point.g * rows.scale
-            g = g if rows.box is None or rows.free is None else g * rows.free
+            g = g if rows.free is None else g * rows.free
             stationary = stationary & (norms_of(g) <= rows.tol)  # squares may have underflowed
             complete = self.problem.can_certify(rows)
             rows.status = torch.where(stationary & ~complete, WAITING, rows.status)
@@ -343,6 +354,8 @@ class ManyIteration:
 
     def _end_by_curvature(self, rows: Rows, stationary: Tensor) -> None:
         """End rows whose curvature is certified, or cannot be; the others follow negative curvature."""
+        if not bool(stationary.any()):
+            return
         ritz_value, error = rows.spectra.ritz_value, rows.spectra.lambda_error
         certified = ritz_value - error >= -rows.curvature_tol
         saddle = ritz_value + error < -rows.curvature_tol
@@ -414,10 +427,14 @@ class ManyIteration:
         if bool(is_first.any()):
             max_norm, always = self.problem.max_step_norm(rows)
             sigma = self.rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
-            rows.sigma_unconfirmed = rows.sigma_unconfirmed | ((sigma > rows.sigma) & self.problem.tries_longer_steps)
+            if self.problem.tries_longer_steps:
+                rows.sigma_unconfirmed = rows.sigma_unconfirmed | (sigma > rows.sigma)
             rows.sigma = sigma
-        steps = models.solve(rows.sigma, self._signs(rows))
-        s = multiply(rows.spectra.vectors, steps.y) * rows.scale
+        steps = models.solve(rows.sigma)
+        y = steps.y
+        if bool(steps.hard_case.any()):
+            y[:, 0] *= torch.where(steps.hard_case, self._signs(rows), 1.0)
+        s = multiply(rows.spectra.vectors, y) * rows.scale
         rows.trial = RowTrials(
             mode=torch.full_like(rows.trial.mode, CUBIC),
             x=rows.point.x + s.to(rows.point.x.dtype),

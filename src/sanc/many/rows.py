@@ -30,9 +30,16 @@ class Group:
         """Return some of the rows, as copies."""
         return self._mapped(_once(lambda entry: entry.index_select(0, indices)))
 
-    def put(self: AnyGroup, indices: Tensor, others: AnyGroup) -> AnyGroup:
-        """Return the rows with some of them replaced."""
-        return self._mapped(_once(lambda entry, other: entry.index_copy(0, indices, other)), others)
+    def put(self: AnyGroup, indices: Tensor, others: AnyGroup, taken: AnyGroup | None = None) -> AnyGroup:
+        """Return the rows with some of them replaced by others.
+
+        Where `others` still have a tensor of `taken`, the same rows before they changed, it is not copied.
+        """
+        return self._mapped(
+            _once(lambda entry, other, old: entry if other is old else entry.index_copy(0, indices, other)),
+            others,
+            self if taken is None else taken,
+        )
 
     def join(self: AnyGroup, *others: AnyGroup) -> AnyGroup:
         """Return the rows followed by others."""
@@ -110,7 +117,7 @@ class RowPoints(Group):
     def is_finite(self) -> Tensor:
         """Return where all numbers are finite."""
         largest = torch.maximum(self.g.abs().amax(1), self.matrix.abs().flatten(1).amax(1))  # NaN if one is NaN
-        return self.value.isfinite() & largest.isfinite()
+        return torch.maximum(largest, self.value.abs()) < torch.inf
 
 
 @dataclass(frozen=True)
@@ -310,9 +317,9 @@ class Rows(Group):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def set(self, indices: Tensor, others: Rows) -> None:
-        """Replace some of the rows, in place."""
-        changed = self.put(indices, others)
+    def set(self, indices: Tensor, others: Rows, taken: Rows | None = None) -> None:
+        """Replace some of the rows, in place, as `put` does."""
+        changed = self.put(indices, others, taken)
         for item in fields(self):
             setattr(self, item.name, getattr(changed, item.name))
 
@@ -338,6 +345,8 @@ class RowProblem:
         Whether the tolerance is the default one, which is raised to the rounding error of the gradient.
     tries_longer_steps : bool
         Whether longer steps are tried if f decreases by more than predicted.
+    is_bounded_below : bool
+        Whether f is known to be bounded below, so that no row is unbounded.
     confidence : float
         Probability with which the bound of the smallest eigenvalue holds.
     outputs : tuple of str
@@ -350,6 +359,7 @@ class RowProblem:
     default_tol: bool
     rules = ROBUST_RULES
     tries_longer_steps = True
+    is_bounded_below = False
     confidence = 1.0
     outputs: tuple[str, ...] = ()
 
@@ -394,8 +404,8 @@ class RowProblem:
         """Return the initial σ."""
         return self.rules.first_sigma(rows.unit_cubic)
 
-    def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the limits on the step norms, and where they are limits for the first step too."""
+    def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Return the limits on the step norms, and where they hold for all steps as in `RowRules.limited_sigma`."""
         limit = self.rules.max_step_norm(rows.unit_length, rows.x_norm, rows.last_step_norm)
         return limit, rows.last_step_norm > 0.0
 

@@ -163,26 +163,33 @@ class RowRules:
 
     def classify(self, actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
         """Return the class of each step (`sanc.core.ratio.classify`)."""
-        valid = actual.isfinite() & predicted.isfinite() & (predicted > 0.0)
+        valid = (actual < torch.inf) & (predicted > 0.0) & (predicted < torch.inf)  # false for NaN
         actual, predicted = actual + value_rounding, predicted + value_rounding
         successful = valid & (actual >= self.eta1 * predicted)
-        return successful.long() + (successful & (actual > self.eta2 * predicted)).long()
+        return successful.long() + (successful & (actual > self.eta2 * predicted))
 
     def after_trial(
         self, sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, value_rounding: Tensor
     ) -> Tensor:
         """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
+        finite, unsuccessful = actual.abs() < torch.inf, verdict == UNSUCCESSFUL
+        lowers, raises = finite & (verdict == VERY_SUCCESSFUL), unsuccessful | ~finite
+        if not bool((lowers | raises).any()):
+            return sigma
         ray = Rays.from_steps(sigma, predicted, norm)
         kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
         kappa = torch.where(predicted <= value_rounding, sigma, kappa)
-        largest = ray.sigma_for(MIN_SHRINK_FACTOR)
-        rejected = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
-        smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed)
-        lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
-        accepted = torch.where(verdict == SUCCESSFUL, sigma, lowered)
-        interpolated = torch.where(verdict == UNSUCCESSFUL, rejected, accepted)
-        interpolated = torch.where(actual.isfinite(), interpolated, largest)
-        without_ray = torch.where(verdict == UNSUCCESSFUL, self.after_failure(sigma), sigma)
+        interpolated, without_ray = sigma, sigma
+        if bool(lowers.any()):
+            smallest = NEGLIGIBLE_CUBIC_TERM * predicted / ray.norm_cubed
+            smallest = torch.maximum(ray.sigma_for(MAX_GROWTH_FACTOR), smallest)
+            lowered = torch.minimum(torch.maximum(kappa, smallest), sigma)
+            interpolated = torch.where(lowers, lowered, sigma)
+        if bool(raises.any()):
+            largest = ray.sigma_for(MIN_SHRINK_FACTOR)
+            raised = torch.minimum(torch.maximum(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), largest)
+            interpolated = torch.where(raises, torch.where(finite, raised, largest), interpolated)
+            without_ray = torch.where(unsuccessful, self.after_failure(sigma), sigma)
         return torch.where(ray.valid, self.bounded(interpolated), without_ray)
 
     def after_failure(self, sigma: Tensor) -> Tensor:
@@ -215,12 +222,15 @@ class RowRules:
         length_scale = torch.maximum(unit_length, X_FRACTION * x_norm)
         return torch.maximum(self.first_radius * length_scale, MAX_GROWTH_FACTOR * last_step_norm)
 
-    def limited_sigma(self, models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor) -> Tensor:
+    def limited_sigma(self, models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor | None) -> Tensor:
         """Return the smallest 2ᵏσ whose steps have norms up to `max_norm` (`SigmaRule.limit_step`).
 
-        Where the limit does not hold `always`, it holds only for steps with μ above the smallest eigenvalue.
+        Where the limit does not hold `always`, it holds only for steps with μ above the smallest eigenvalue. It holds
+        everywhere if `always` is None.
         """
-        limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
+        limit = max_norm
+        if always is not None:
+            limit = torch.where(always, max_norm, torch.maximum(max_norm, models.values[0] / sigma))
         too_long = models.exceed(sigma, limit)
         if not bool(too_long.any()):
             return sigma

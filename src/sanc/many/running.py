@@ -26,7 +26,7 @@ _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU for the batch."""
 _NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
-_WAITING_PER_ACTIVE = 8
+_WAITING_PER_ACTIVE = 32
 """The whole Hessians of waiting rows are computed when as many of them wait for each active row."""
 _REPORT_SECONDS = 0.2
 """Seconds between two lines of progress."""

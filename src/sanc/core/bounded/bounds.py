@@ -100,7 +100,7 @@ class Box:
         """Return the mask of the variables between their bounds, and at a bound from which f decreases into the box."""
         can_fall, can_rise = x > self.lower, x < self.upper
         # Comparisons with NaN are false: a variable whose derivative is NaN is free, so that the run detects it.
-        return (can_fall | can_rise) & ~(~can_fall & (g >= 0.0)) & ~(~can_rise & (g <= 0.0))
+        return (can_fall | can_rise) & (can_fall | ~(g >= 0.0)) & (can_rise | ~(g <= 0.0))
 
 
 class FaceOracle(WrappedOracle):
