@@ -397,7 +397,8 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
 
 def _is_like_x(here: Point, entry: Any) -> bool:
     """Whether an object is a vector of the type and shape of x."""
-    return isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == here.space.tensor(here.x).shape
+    x: Any = here.x
+    return isinstance(entry, type(x)) and entry.shape == x.shape
 
 
 def _like_x(here: Point) -> str:
