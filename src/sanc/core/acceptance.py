@@ -88,13 +88,13 @@ class RatioTest(Piece):
         halves the gradient norm of an exact objective then counts as if f had decreased by the predicted amount.
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
-        length_scale = length_at(here.units.length, here.x_norm)
-        term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
-        below_cancellation = is_within_cancellation(actual, step.decrease, term_size, eps)
-        if below_cancellation and actual < self.eta1 * step.decrease and first and here.oracle.exact:
-            _, g = here.oracle.gradient(trial)
-            if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
-                note, actual = Note.GRADIENT_DECIDED, step.decrease
+        if actual < self.eta1 * step.decrease and first and here.oracle.exact:
+            length_scale = length_at(here.units.length, here.x_norm)
+            term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
+            if is_within_cancellation(actual, step.decrease, term_size, eps):
+                _, g = here.oracle.gradient(trial)
+                if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
+                    note, actual = Note.GRADIENT_DECIDED, step.decrease
         return actual, ROUNDING_ERRORS * eps * abs(value_at_x), note
 
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:

@@ -28,24 +28,24 @@ class RecentCache(Generic[T]):
 
     def __init__(self, size: int = 3) -> None:
         self._size = size
-        self._entries: list[tuple[Callable[[], Any], T]] = []
+        self._entries: list[tuple[Callable[[], Any], T]] = []  # the last one first
 
     def __contains__(self, x: Any) -> bool:
         return any(cached() is x for cached, _ in self._entries)
 
     def get(self, x: Any, evaluate: Callable[[Any], T]) -> T:
         """Return the cached evaluation at `x`; evaluate and cache it if there is none."""
-        for newer, (cached, evaluation) in enumerate(self._entries[::-1]):
+        for index, (cached, evaluation) in enumerate(self._entries):
             if cached() is x:
-                if newer:
-                    self._entries.append(self._entries.pop(-1 - newer))
+                if index:
+                    self._entries.insert(0, self._entries.pop(index))
                 return evaluation
         return self.put(x, evaluate(x))
 
     def put(self, x: Any, evaluation: T) -> T:
         """Cache an evaluation and return it."""
-        self._entries.append((weakref.ref(x), evaluation))
-        del self._entries[: -self._size]
+        self._entries.insert(0, (weakref.ref(x), evaluation))
+        del self._entries[self._size :]
         return evaluation
 
     def clear(self) -> None:

@@ -258,14 +258,8 @@ class Iteration:
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
-        progress = progress._replace(
-            sigma=decision.sigma,
-            decision=decision,
-            last_trial=decision,
-            step=decision.step,
-            trials=trials + decision.trials,
-            note=decision.note or progress.note,
-        )
+        trials, note = trials + decision.trials, decision.note or progress.note
+        progress = _Progress(here, decision.sigma, decision, decision, decision.step, trials, subspace, note)
         return progress, decision.step if decision.point is None else None
 
     def _stay_or_raise(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
@@ -397,7 +391,8 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
 
 def _is_like_x(here: Point, entry: Any) -> bool:
     """Whether an object is a vector of the type and shape of x."""
-    return isinstance(entry, type(here.x)) and here.space.tensor(entry).shape == here.space.tensor(here.x).shape
+    x: Any = here.x
+    return isinstance(entry, type(x)) and entry.shape == x.shape
 
 
 def _like_x(here: Point) -> str:

@@ -225,7 +225,7 @@ class NumpySpace(Space):
         v -= factor * w
 
     def divide(self, v: Any, divisor: Scalar, out: Any) -> None:
-        np.divide(v, divisor, out=out)
+        np.divide(v, divisor, out)
 
     def rows(self, count: int) -> Any:
         return np.empty((count, self.dim), self.dtype)

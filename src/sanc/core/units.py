@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 X_FRACTION = 0.1
 """Fraction of ‖x‖ that serves as a length: with a tenth, a step of unit length changes about the leading digit of x."""
@@ -24,8 +24,7 @@ def default_tolerance(eps: float) -> float:
     return DOUBLE_PRECISION_TOL if eps <= sys.float_info.epsilon else SINGLE_PRECISION_TOL
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
+class Units(NamedTuple):
     """The units of the first point; 0 until they are measured.
 
     Attributes

@@ -79,8 +79,9 @@ def _is_uncapped_first_point(run: Run) -> bool:
 
 def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
     """Whether the run is at its first point and this is stationary, so that no iteration measures the units."""
-    is_stationary = math.isfinite(value) and grad_norm <= run.tol
-    return _is_uncapped_first_point(run) and is_stationary and not _needs_no_curvature(run)
+    if not _is_uncapped_first_point(run) or _needs_no_curvature(run):
+        return False
+    return math.isfinite(value) and grad_norm <= run.tol
 
 
 def measure_first_units(run: Run) -> Units:

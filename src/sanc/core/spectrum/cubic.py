@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -38,8 +38,7 @@ _MAX_LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spectrum:
+class Spectrum(NamedTuple):
     """All eigenpairs of a symmetric matrix, such as the tridiagonal T.
 
     Attributes

@@ -412,9 +412,10 @@ class Krylov:
                 return math.nan, math.nan
             zeta = residual / pivot
             w_square = 1.0 + factor * factor * w_square
+            new_projection = zeta * w_square
             projection *= factor
-            square += zeta * (2.0 * projection + zeta * w_square)
-            projection += zeta * w_square
+            square += zeta * (2.0 * projection + new_projection)
+            projection += new_projection
             factor, previous_beta = beta / pivot, beta
             residual *= factor
         return math.sqrt(square), residual
