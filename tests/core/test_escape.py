@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,14 @@ def predicted_decreases(lam, g, L1, L2, eps, eps_g, power=2):
     return 2 * (-lam) ** 3 / (3 * L2**2) - eps * lam**2 / (6 * L2**2), g**2 / (4 * L1) - eps_g**power / L1
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_paper_makes_the_step_of_the_larger_predicted_decrease(seed):
+    """The norm of the gradient is within ten per cent of the one for which both decreases are equal."""
     rng = np.random.default_rng(seed)
-    lam, g = rng.standard_normal() * 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-4, 1)
     L1, L2, eps = 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-1, 2), 10 ** rng.uniform(-5, -1)
+    lam = eps * rng.uniform(-1, 0.2) * 10 ** rng.uniform(0, 3)
+    decrease = max(predicted_decreases(lam, 0.0, L1, L2, eps, eps / 4)[0], 0.0)
+    g = math.sqrt(4 * L1 * decrease + (eps / 2) ** 2) * rng.uniform(0.9, 1.1)
     branch, length = PaperEscape(L1=L1, L2=L2, epsilon=eps).choose(lam, g, model_proposes=True)
     curvature, gradient = predicted_decreases(lam, g, L1, L2, eps, eps / 4)
     if lam < 0 and curvature > gradient:
