@@ -23,7 +23,7 @@ from sanc.core.runs.scaled import ScaledOracle
 from sanc.core.saved import state_error
 from sanc.core.spectrum.krylov import NonFiniteProductError
 
-SCALING_INTERVAL = 50
+SCALING_INTERVAL = 20
 """Iterations after which the scales of the variables are measured again."""
 _MIN_CHANGE = 4
 """Change of an exponent by which a run gets new scales, a factor of 256 in a second derivative: each change of the
