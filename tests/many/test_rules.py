@@ -185,20 +185,24 @@ def test_limited_steps_have_the_sigma_of_the_core(kind):
 
 def test_iterations_without_progress_are_counted_as_by_the_core():
     rng = np.random.default_rng(9)
-    moved, decreased = rng.random((40, 12)) < 0.6, rng.random((40, 12)) < 0.4
+    moved, eps = rng.random((40, 12)) < 0.6, 2.0**-52
+    new_values, predicted = 1.0 - eps * rng.choice([0.0, 3.0, 20.0], (40, 12)), eps * rng.choice([0.5, 2.0], (40, 12))
     norms = 10.0 ** np.cumsum(rng.uniform(-0.02, 0.02, (40, 12)), 1)
     counts, best = torch.zeros(40, dtype=torch.long), torch.full((40,), math.inf, dtype=torch.float64)
     monitors = [StallMonitor() for _ in range(40)]
     for k in range(12):
-        columns = (torch.from_numpy(part[:, k]) for part in (norms, moved, decreased))
-        counts, best = rules.update_stall(counts, best, *columns)
+        norm, moves, new_value, decrease = (
+            torch.from_numpy(part[:, k]) for part in (norms, moved, new_values, predicted)
+        )
+        decreases = rules.value_decreases(torch.ones_like(new_value), new_value, decrease, eps)
+        counts, best = rules.update_stall(counts, best, norm, moves, decreases)
         for row, monitor in enumerate(monitors):
             branch = Branch.SUCCESSFUL if moved[row, k] else Branch.STAYED
-            trial_value = 0.5 if decreased[row, k] else 1.0
             record = SimpleNamespace(
-                grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=trial_value
-            )
-            monitor.update(record, 1e-16, rejection_counts=True)
+                grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=new_values[row, k],
+                model_decrease=predicted[row, k], step_norm=1.0,
+            )  # fmt: skip
+            monitor.update(record, eps, rejection_counts=True)
     assert counts.tolist() == [monitor.count for monitor in monitors]
     assert len(set(counts.tolist())) > 2
     same(best, [monitor.best_grad_norm for monitor in monitors])

@@ -254,7 +254,7 @@ class ManyIteration:
             end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
             lowered = self.rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
             part.sigma = torch.where(successful, lowered, accepted.sigma)
-        decreased = before.value - accepted.value > self.problem.eps * before.value.abs()
+        decreased = rules.value_decreases(before.value, accepted.value, step.predicted, self.problem.eps)
         self._count_iteration(part, torch.ones_like(decreased), decreased)
         part.last_step_norm = torch.where(step.norm > 0.0, step.norm, part.last_step_norm)
         part.point = new_point

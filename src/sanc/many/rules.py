@@ -24,6 +24,7 @@ from sanc.core.sigma import (
     MIN_SIGMA_FACTOR_EXACT,
     NEGLIGIBLE_CUBIC_TERM,
 )
+from sanc.core.space import ROUNDING_ERRORS
 from sanc.core.units import FIRST_SIGMA, X_FRACTION
 from sanc.many.cubic import CubicModels
 from sanc.presets import PRESETS
@@ -115,6 +116,12 @@ def choose_branch(ritz_value: Tensor, hessian_norm: Tensor, grad_norm: Tensor, s
     curvature_decrease = quotient * quotient * (-2.0 * ritz_value / 3.0)
     along_curvature = (ritz_value < 0.0) & (curvature_decrease > grad_norm * grad_norm / 4.0 / L1)
     return along_curvature, torch.where(along_curvature, -2.0 * ritz_value / L2, 1.0 / L1)
+
+
+def value_decreases(value: Tensor, new_value: Tensor, predicted: Tensor, eps: float) -> Tensor:
+    """Return whether f decreased beyond the roundoff that applies to a predicted decrease (`StallMonitor.update`)."""
+    roundoff = eps * value.abs()
+    return value - new_value > torch.where(predicted <= roundoff, ROUNDING_ERRORS * roundoff, roundoff)
 
 
 def update_stall(
