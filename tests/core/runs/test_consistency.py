@@ -215,6 +215,28 @@ def test_a_wrong_product_is_found_by_differences_of_the_gradient(factor, n):
         assert ours / differences == pytest.approx(factor, rel=0.01)
 
 
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_differences_suit_variables_of_different_magnitudes(factor):
+    """A step of 1e-6 of the larger variable is a hundred times the smaller one."""
+    x, t = np.array([1e3, 1e-5]), np.linspace(1.0, 1e6, 20)
+
+    def residuals(x):
+        return x[0] * x[1] * t / (1.0 + x[1] * t) - 900.0
+
+    def jacobian(x):
+        return np.stack([x[1] * t / (1.0 + x[1] * t), x[0] * t / (1.0 + x[1] * t) ** 2], 1)
+
+    def hessp(x, v):
+        J, r, d = jacobian(x), residuals(x), 1.0 + x[1] * t
+        mixed, second = r @ (t / d**2), r @ (-2.0 * x[0] * t**2 / d**3)
+        return factor * (J.T @ (J @ v) + np.array([mixed * v[1], mixed * v[0] + second * v[1]]))
+
+    oracle = CallableOracle(
+        lambda x: 0.5 * residuals(x) @ residuals(x), x, jac=lambda x: jacobian(x).T @ residuals(x), hessp=hessp
+    )
+    assert (consistency.find_wrong_product(oracle, x, 1.0) == "") == (factor == 1.0)
+
+
 def test_a_product_within_roundoff_or_of_a_rough_gradient_is_no_contradiction():
     rng = np.random.default_rng(3)
     rough = CallableOracle(rosen, X0, jac=lambda x: rosen_der(x) + rng.standard_normal(4), hessp=rosen_hess_prod)

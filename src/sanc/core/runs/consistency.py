@@ -325,13 +325,27 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
 def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:
     """Describe a Hessian product of the caller at x that differences of the caller's gradient contradict.
 
-    Central differences of the gradient along a random direction have the steps of `differenced_derivative_ratio`. They
-    contradict the product if none of them agrees with it, and two of them agree with each other.
+    They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
+    that suits the largest variables may leave the range in which the gradient is linear in a small one.
     """
     if not oracle.gradient_of_caller or oracle.differenced_products:
         return ""
-    space, operator = oracle.space, oracle.hessian(x)
+    space = oracle.space
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
+    relative = space.vector(space.tensor(d) * space.tensor(x).abs())
+    cause = _contradiction_along(oracle, x, d, first_length)
+    if not cause or not space.norm(relative) > 0.0:
+        return cause
+    return cause if _contradiction_along(oracle, x, relative, first_length) else ""
+
+
+def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length: float) -> str:
+    """Describe the Hessian product along d if central differences of the gradient contradict it.
+
+    They have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees with it,
+    and two of them agree with each other.
+    """
+    space, operator = oracle.space, oracle.hessian(x)
     d = d / space.norm(d)
     try:
         product = operator(d)

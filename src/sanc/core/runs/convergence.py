@@ -168,7 +168,8 @@ def _roundoff_ending(run: Run) -> Ending:
     error = error if truncation is None else max(error + space.norm(truncation), space.norm(g))
     if not run.limits.default_tol:
         source = "Roundoff" if truncation is None else "Differences"
-        cause = f"{source} alone may cause a gradient of {error:.1g} here: pass a tol of at least that."
+        norm = max(error, run.gradient_norm(g))  # of other variables than `error` in a preconditioned run
+        cause = f"{source} alone may cause a gradient of {norm:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
     return Ending(cause="" if truncation is None else consistency.truncation_message(error), gradient_rounding=error)
 

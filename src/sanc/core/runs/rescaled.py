@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +98,15 @@ def with_scales(run: Run, exponents: Sequence[int]) -> Run:
 def _new_exponents(run: Run) -> list[int] | None:
     """Return the exponents of the scales |H_ii|^(-1/2) at the current point; None if the run may keep its scales.
 
-    An entry of 0 counts as the smallest other one.
+    An entry of 0 counts as the smallest other one. The first measurement tests how the run ends, and is not counted.
     """
     space, current = run.oracle.space, run.oracle.numbers().get("scales")
     if space.dim > MAX_SCALED_VARIABLES:
         return None
+    oracle = run.unscaled_oracle
     try:
-        entries = hessian_diagonal(run.unscaled_oracle, run.point)
+        with oracle.uncounted() if current is None else nullcontext():
+            entries = hessian_diagonal(oracle, run.point)
     except NonFiniteProductError:
         return None
     largest, smallest = max(entries, default=0.0), min((entry for entry in entries if entry > 0.0), default=0.0)

@@ -38,7 +38,7 @@ class StallMonitor:
     def update(self, record: Record, eps: float, *, rejection_counts: bool, min_step_norm: float = 0.0) -> None:
         """Count an iteration, given its record and the machine epsilon of f.
 
-        Steps of at most `min_step_norm` are no progress, even if f decreases.
+        Steps below `min_step_norm` are no progress, even if f decreases.
 
         `rejection_counts` is whether an iteration that stays counts as one without progress. With the paper's rule it
         does not before the stopping test holds, because σ grows for the next iteration; with interpolation σ was
@@ -51,7 +51,7 @@ class StallMonitor:
         if record.model_decrease <= roundoff:  # the model predicts no decrease that f could show
             roundoff *= ROUNDING_ERRORS
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
-        value_decreased = value_decreased and record.step_norm > min_step_norm
+        value_decreased = value_decreased and record.step_norm >= min_step_norm
         if gradient_decreased or (moved and value_decreased):
             self.count = 0
         elif moved or rejection_counts:
