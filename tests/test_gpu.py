@@ -17,7 +17,7 @@ from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
 from sanc.lab.authors import AUTHORS
-from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.averaged_phase import AveragedPhase
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -484,7 +484,7 @@ def test_results_that_are_read_late_change_no_step(monkeypatch, capture):
     def trained(late):
         with monkeypatch.context() as patch:
             if not late:
-                patch.setattr(MinibatchIteration, "_can_read_later", lambda self, oracle: False)
+                patch.setattr(AveragedPhase, "_can_read_later", lambda self, state, oracle: False)
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 3)).cuda()
             opt = sanc.SANC(model.parameters(), seed=0, capture=capture and late)

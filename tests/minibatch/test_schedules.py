@@ -11,8 +11,8 @@ from torch import nn
 
 import sanc
 from driving import flat
+from sanc.minibatch.averaged_phase import AveragedPhase
 from sanc.minibatch.averaging import HostCopy
-from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.metrics.base import due_parts
 from sanc.minibatch.step_size import rate_factor
 
@@ -89,7 +89,7 @@ def test_results_that_are_read_late_change_no_step(monkeypatch, changes):
             records.append((opt.record.grad_norm, opt.record.sigma, opt.record.step_norm, opt.record.calls.gradient))
 
     late, _ = trained(50, read=read)
-    monkeypatch.setattr(MinibatchIteration, "_can_read_later", lambda self, oracle: False)
+    monkeypatch.setattr(AveragedPhase, "_can_read_later", lambda self, state, oracle: False)
     at_once, _ = trained(50, read=read)
     assert torch.equal(late, at_once)
     assert records[:2] == records[2:] and records[0] != records[1]
