@@ -84,24 +84,26 @@ def message_of(call):
     return ""
 
 
-SOME = [math.nan, "three", None, KeyError]  # for styles and methods that share most entries with the first two
 CASES = [
-    (sanc.SANC, "robust", "loss", {}, [*WRONG, KeyError]),
-    (sanc.SANC, "paper", "loss", {}, [*WRONG, KeyError]),
-    (sanc.SANC, "robust", "backward", {"noise": 0.0}, SOME),
-    (sanc.SANC, "robust", "gradients", {}, SOME),
-    (sanc.SCR, "robust", "loss", {"curvature": False}, SOME),
-    (sanc.SANC, "authors", "loss", {}, [*WRONG, KeyError]),
-    (sanc.ARC, "robust", "loss", {}, [*WRONG, KeyError]),
-    (sanc.CR, "paper", "loss", {}, SOME),
-    (sanc.CRM, "paper", "loss", {}, [*WRONG, KeyError]),
-    (sanc.NCD, "paper", "loss", {}, SOME),
+    (sanc.SANC, "robust", "loss", {}),
+    (sanc.SANC, "robust", "backward", {"noise": 0.0}),
+    (sanc.SANC, "robust", "gradients", {}),
+    (sanc.SCR, "robust", "loss", {"curvature": False}),
+    (sanc.SANC, "paper", "loss", {}),
+    (sanc.SANC, "authors", "loss", {}),
+    (sanc.ARC, "robust", "loss", {}),
+    (sanc.CR, "paper", "loss", {}),
+    (sanc.CRM, "paper", "loss", {}),
+    (sanc.NCD, "paper", "loss", {}),
 ]
+SIMILAR = [CASES[k] for k in (1, 2, 3, 7, 9)]  # most entries are those of another case
 
 
 @pytest.mark.filterwarnings("ignore:the state was saved with")
-@pytest.mark.parametrize(("kind", "preset", "style", "options", "wrong_ones"), CASES)
-def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options, wrong_ones):
+@pytest.mark.parametrize(("kind", "preset", "style", "options"), CASES)
+def test_every_wrong_entry_is_rejected_and_changes_nothing(kind, preset, style, options):
+    is_similar = (kind, preset, style, options) in SIMILAR
+    wrong_ones = [math.nan, "three", None, KeyError] if is_similar else [*WRONG, KeyError]
     model, opt, rest = optimiser(kind, preset, style, **options)
     state = opt.state_dict()
     del state["param_groups"][0]["run_state"]  # it is there twice
