@@ -196,6 +196,7 @@ def fit_optimistix(data: Family, bounded: bool) -> Fitted:
     import optimistix
 
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_platforms", "cpu")  # the data are on the host
     models = {
         "decay": lambda x, a, b, c: a * jnp.exp(-b * x) + c,
         "peak": lambda x, a, m, w, c, d: a * jnp.exp(-0.5 * ((x - m) / w) ** 2) + c + d * x,
