@@ -15,7 +15,7 @@ from sanc.core.record import Branch, Note
 from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import NEAR_ZERO, Vector
 
-HALVINGS = 40
+MAX_ESCAPE_HALVINGS = 40
 """Largest number of trial points of an escape step, each half as far from x as the last."""
 FALLBACK_LIPSCHITZ = 10.0
 """L1 without Ritz values, as in the paper for w1a; the step is halved until f decreases."""
@@ -188,7 +188,7 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, model_pro
         return stay(sigma)
     value_at_x, note = here.objective, f"the {branch} step does not lower the loss"
     trials = 0
-    for _ in range(HALVINGS):
+    for _ in range(MAX_ESCAPE_HALVINGS):
         trial = here.oracle.move(here.x, d)
         value = here.evaluate(trial)
         trials += 1

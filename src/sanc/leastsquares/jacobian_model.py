@@ -12,7 +12,7 @@ from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.core.units import FIRST_SIGMA, Units
 from sanc.leastsquares.accelerated import accelerated
 
-MAX_GROWTH = 2.0
+MAX_STEP_GROWTH = 2.0
 """Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
 GAUSS_NEWTON_SIGMA_RATIO = 1e-12
 """The initial σ relative to the one of `minimize`: so small that the first step is a Gauss–Newton step."""
@@ -54,7 +54,7 @@ class JacobianModel(DenseModel):
         """Return the limit on the step norm: ‖z‖ at the first point, then twice the last step."""
         if here.state.last_step_norm == 0.0:
             return here.x_norm or first_units.length
-        return MAX_GROWTH * here.state.last_step_norm
+        return MAX_STEP_GROWTH * here.state.last_step_norm
 
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
-from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_GROWTH
+from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_STEP_GROWTH
 from sanc.leastsquares.row_data import RowData
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel
 from sanc.leastsquares.variables import exponent_limit
@@ -198,7 +198,7 @@ class FitProblem(RowProblem):
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, None]:
         first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)
-        limit = torch.where(rows.last_step_norm > 0.0, MAX_GROWTH * rows.last_step_norm, first)
+        limit = torch.where(rows.last_step_norm > 0.0, MAX_STEP_GROWTH * rows.last_step_norm, first)
         return limit, None
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sanc.core.runs.consistency import (
     DIFFERENCE_VARIANCE,
-    LEAST_FRACTION,
+    MIN_LENGTH_FRACTION,
     NOISE_DIFFERENCES,
     NOISE_SEED,
     NOISE_SPACING,
@@ -47,7 +47,8 @@ def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
     d = torch.randn(x.shape, generator=torch.Generator().manual_seed(NOISE_SEED), dtype=torch.float64).to(x.device)
-    line_length = torch.maximum(rows.x_norm, LEAST_FRACTION * rows.unit_length) / torch.linalg.vector_norm(d, dim=1)
+    length = torch.maximum(rows.x_norm, MIN_LENGTH_FRACTION * rows.unit_length)
+    line_length = length / torch.linalg.vector_norm(d, dim=1)
     step = (NOISE_SPACING * problem.eps * line_length)[:, None] * d * rows.scale
     points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
     if rows.lower is not None:

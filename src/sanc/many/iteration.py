@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounded.bounds import Box
-from sanc.core.bounded.box_model import SHORTER_STEP, SIGMA_INCREASE
-from sanc.core.escape import HALVINGS
+from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, SIGMA_INCREASE
+from sanc.core.escape import MAX_ESCAPE_HALVINGS
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
 from sanc.core.space import NEAR_ZERO, ROUNDING_ERRORS
@@ -178,7 +178,7 @@ class ManyIteration:
         halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
         rows.trial = halved.where(candidates, trial)
         is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=NEAR_ZERO)
-        return candidates & (is_short | (rows.halvings >= HALVINGS))
+        return candidates & (is_short | (rows.halvings >= MAX_ESCAPE_HALVINGS))
 
     def _propose_pending(self, rows: Rows) -> None:
         """Propose the next steps of rows that begin an iteration or whose step was rejected."""
@@ -202,7 +202,7 @@ class ManyIteration:
         """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
         while bool(was_truncated.any()):
             trial = rows.trial
-            repeated = was_truncated & trial.truncated & (trial.norm > SHORTER_STEP * last_norm)
+            repeated = was_truncated & trial.truncated & (trial.norm > REPEATED_STEP_RATIO * last_norm)
             indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < self.rules.sigma_ceiling)).reshape(
                 -1
             )

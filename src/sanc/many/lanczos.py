@@ -15,7 +15,7 @@ from sanc.core.spectrum.eigenvalue_bounds import bound_missed_eigenvalues
 from sanc.many.algebra import eigenpairs
 from sanc.many.rows import Spectra
 
-MAX_DIM = 100
+MAX_STEP_DIM = 100
 """Largest Krylov dimension of a step: the basis of a row takes as much memory as 100 rows."""
 MAX_CERTIFICATE_DIM = 200
 """Largest Krylov dimension of a certificate; rows that it does not decide end without one."""
@@ -23,7 +23,7 @@ _FIRST_TEST_DIM = 4
 """Krylov dimension of the first test of accuracy."""
 _STEP_TEST_DIVISOR, _CERTIFICATE_TEST_DIVISOR = 2, 4
 """The next test follows after half, or a quarter, more products: a step needs few tests, and a certificate more."""
-_PAIR_SHARE = 0.5
+_MIN_ENTRY_SHARE = 0.5
 """An eigenvector of T is one of the complete Krylov space of a row if its largest squared entry there is at least this
 share of the mean; otherwise it belongs to the zero vectors with which the row continued."""
 
@@ -107,7 +107,7 @@ def step_spectra(
     dim : int
         Variables of a row.
     """
-    for is_last in _tests(process, min(dim, MAX_DIM), _STEP_TEST_DIVISOR):
+    for is_last in _tests(process, min(dim, MAX_STEP_DIM), _STEP_TEST_DIVISOR):
         values, vectors = process.eigenpairs()
         c = process.start_norm[:, None] * vectors[:, 0]
         if is_last or bool((relative_residuals(values, c, process.beta[-1][:, None] * vectors[:, -1]) <= 1.0).all()):
@@ -130,12 +130,13 @@ def _tests(process: RowLanczos, max_dim: int, divisor: int) -> Iterator[bool]:
 
 
 def _of_one_size(spectra: Spectra) -> Spectra:
-    """Return `MAX_DIM` eigenpairs, or as many as there are variables, so that rows of all dimensions can be joined.
+    """Return as many eigenpairs for all dimensions of the space, so that rows can be joined.
 
-    Missing ones have zero vectors, and the norm of the curvature as eigenvalue. Of more, the inner ones are left out.
+    They are `MAX_STEP_DIM`, or as many as there are variables. Missing ones have zero vectors, and the norm of the
+    curvature as eigenvalue. Of more, the inner ones are left out.
     """
     values, vectors, c = spectra.values, spectra.vectors, spectra.c
-    size = min(MAX_DIM, vectors.shape[1])
+    size = min(MAX_STEP_DIM, vectors.shape[1])
     missing = size - values.shape[1]
     if missing > 0:
         norm = values.abs().amax(1, keepdim=True)
@@ -185,7 +186,7 @@ def _missed(
         ended = np.flatnonzero(beta == 0.0)
         used = int(ended[0]) + 1 if len(ended) else len(beta)
         if used < len(beta):  # the Krylov space of this row is complete
-            kept = np.abs(row_vectors[:used]).max(0) > _PAIR_SHARE / len(beta)
+            kept = np.abs(row_vectors[:used]).max(0) > _MIN_ENTRY_SHARE / len(beta)
             row_values, row_vectors = row_values[kept], row_vectors[:used][:, kept]
         off_diagonal = _OffDiagonal(beta[:used].tolist(), float(beta[used - 1]))
         spectrum = Spectrum(row_values, row_vectors)

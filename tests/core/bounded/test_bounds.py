@@ -11,7 +11,7 @@ import scipy.optimize
 import torch
 
 from sanc.core.bounded.bounds import Box, FaceOracle
-from sanc.core.bounded.box_model import SHORTER_STEP, BoundedModel, _BoxModel, _Quadratic
+from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, BoundedModel, _BoxModel, _Quadratic
 from sanc.core.point import Point, State
 from sanc.core.runs.scaled import ScaledOracle
 from sanc.functions.oracle import CallableOracle
@@ -143,7 +143,7 @@ def test_a_step_in_the_box_depends_on_its_arguments_alone(rng):
     assert first.truncated and larger.norm == pytest.approx(first.norm, rel=1e-4)  # the bounds limit both
     assert np.array_equal(model.propose(here, subspace, 1e-3).trial_point, first.trial_point)
     shorter = model.propose(replace(here, rejected=first), subspace, 2e-3)
-    assert shorter.norm <= SHORTER_STEP * first.norm and shorter.sigma > 2e-3
+    assert shorter.norm <= REPEATED_STEP_RATIO * first.norm and shorter.sigma > 2e-3
     inside = model.propose(here, subspace, 1e3)
     assert not inside.truncated and np.array_equal(subspace.trial_point(x, inside), inside.trial_point)
     assert inside.norm == pytest.approx(np.linalg.norm(inside.trial_point)) and first.trial_point[:2].tolist() == [

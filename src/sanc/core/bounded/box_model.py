@@ -41,7 +41,7 @@ ARMIJO_SHARE = 1e-4
 """Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
 MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
-SHORTER_STEP = 0.7
+REPEATED_STEP_RATIO = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
 SIGMA_INCREASE = 4.0
 """Factor on σ until the step is shorter. A step norm that σ limits falls as 1/√σ, so each factor halves it."""
@@ -206,7 +206,7 @@ class BoundedSubspace:
                 return step
             boxed = self._in_box(here, step)
             raised = rejected is not None and sigma > rejected.sigma
-            is_repeated = rejected is not None and raised and boxed.norm > SHORTER_STEP * rejected.norm
+            is_repeated = rejected is not None and raised and boxed.norm > REPEATED_STEP_RATIO * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 return boxed
             sigma = here.sigma_rule.bounded(SIGMA_INCREASE * sigma)

@@ -52,7 +52,7 @@ _MIN_REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 MAX_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
-NOISE_SPACING, LEAST_FRACTION = 1e3, 1e-2
+NOISE_SPACING, MIN_LENGTH_FRACTION = 1e3, 1e-2
 """Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
 that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length."""
 NOISE_DIFFERENCES = 3
@@ -403,7 +403,7 @@ def find_noise(
 def _points_on_line(space: Space, x: Vector, first_length: float, seed: int) -> list[Vector]:
     """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, NOISE_SEED)))
-    step = NOISE_SPACING * space.eps * max(space.norm(x), LEAST_FRACTION * first_length) / space.norm(d)
+    step = NOISE_SPACING * space.eps * max(space.norm(x), MIN_LENGTH_FRACTION * first_length) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 
