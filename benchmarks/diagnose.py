@@ -41,7 +41,7 @@ LEAST_ERROR = 1e-5
 """Smallest error of a comparison at equal accuracy: the roundoff of products in float32."""
 MOST_PRODUCTS = 300
 """Products after which a run of another package is stopped."""
-STARTS, FIRST_ITERATIONS = 5, 32
+STARTS, FIRST_ITERATIONS = 15, 32
 """Random starts of a comparison at equal accuracy, and the iterations of the first run, which are doubled."""
 Batches = list[tuple[Tensor, Tensor]]
 
