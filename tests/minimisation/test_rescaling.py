@@ -61,6 +61,11 @@ def test_variables_of_similar_scales_are_not_scaled():
     assert stalled.status is sanc.Status.STALLED and REMARK not in stalled.message
 
 
+def test_a_method_with_a_given_sigma_is_not_scaled():
+    given, _ = scaled_rosen(2, 9)
+    assert REMARK not in sanc.minimize(**given, preset="paper", max_iter=300).message
+
+
 @pytest.mark.parametrize("exponent", [0, 400])
 def test_a_run_in_scaled_variables_resumes_bit_for_bit(exponent):
     """With and without a factor of f that is near the limits of its type."""

@@ -168,8 +168,10 @@ class Run:
 
     @property
     def can_rescale(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.rescaled`)."""
-        return self.oracle.exact and self.needs_products and self.box is None
+        """Whether the run may continue in scaled variables (`sanc.core.runs.rescaled`); not with a given σ0."""
+        method = self.iteration.method
+        sigma_has_units = method.initial_sigma_rule.measures_sigma0
+        return sigma_has_units and method.needs_products and self.oracle.exact and self.box is None
 
     @property
     def scaling_is_due(self) -> bool:
