@@ -100,3 +100,16 @@ def test_damaged_scales_are_an_error(scales):
     damaged = states[-1] | {"oracle": states[-1]["oracle"] | {"scales": scales}}
     with pytest.raises(sanc.ArgumentError, match=r"resume\['oracle'\]\['scales'\] = .*: expected 3 integers"):
         sanc.minimize(**given, resume=damaged)
+
+
+@pytest.mark.parametrize("options", [{"bounds": [(None, 5e8)] * 3}, {"sigma0": 1.0}], ids=["bounds", "sigma0"])
+def test_a_state_in_scaled_variables_is_not_resumed_with_other_variables(options):
+    given, _ = scaled_rosen(3, 9)
+    states = []
+
+    def save(intermediate_result):
+        states.append(intermediate_result.state)
+
+    sanc.minimize(**given, callback=save)
+    with pytest.raises(sanc.ArgumentError, match="resume is of a run that continued in scaled variables"):
+        sanc.minimize(**given, resume=states[-1], **options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -291,21 +291,29 @@ def find_different_scales(oracle: Oracle, x: Vector) -> str:
 
     Only a function of few variables is tested, since the diagonal takes a product for each.
     """
-    space = oracle.space
-    if space.dim > MAX_SCALED_VARIABLES:
+    if oracle.space.dim > MAX_SCALED_VARIABLES:
         return ""
     try:
-        entries = hessian_diagonal(oracle, x)
+        smallest, largest = extreme_entries(hessian_diagonal(oracle, x))
     except NonFiniteProductError:
         return ""
-    largest, smallest = max(entries), min((entry for entry in entries if entry > 0.0), default=0.0)
-    if not smallest < space.eps * largest < math.inf:
+    if not have_different_scales(smallest, largest, oracle.space.eps):
         return ""
     return (
         f"The second derivatives by single variables are between {smallest:.1g} and {largest:.1g}, so that steps in "
         "one variable are below the roundoff of others: scale the variables, or pass precond, such as one over the "
         "absolute values of the Hessian's diagonal."
     )
+
+
+def have_different_scales(smallest: float, largest: float, eps: float) -> bool:
+    """Whether steps in one variable are below the roundoff of others, by the second derivatives of both."""
+    return smallest < eps * largest < math.inf
+
+
+def extreme_entries(diagonal: Sequence[float]) -> tuple[float, float]:
+    """Return the smallest entry above 0 and the largest entry; 0 if there is none."""
+    return min((entry for entry in diagonal if entry > 0.0), default=0.0), max(diagonal, default=0.0)
 
 
 def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:

@@ -17,7 +17,12 @@ from typing import Any
 import torch
 
 from sanc.core.oracle import Oracle
-from sanc.core.runs.consistency import MAX_SCALED_VARIABLES, hessian_diagonal
+from sanc.core.runs.consistency import (
+    MAX_SCALED_VARIABLES,
+    extreme_entries,
+    have_different_scales,
+    hessian_diagonal,
+)
 from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled import ScaledOracle
@@ -75,8 +80,7 @@ def in_scaled_variables(run: Run) -> Run:
     if exponents is None:
         return run
     run.iteration.reset()
-    sigma0 = run.iteration.method.initial_sigma_rule.sigma0
-    run.iteration.replace_numbers(sigma=sigma0, last_step_norm=0.0, last_grad_norm=0.0, unit_length=0.0, unit_cubic=0.0)
+    run.reset_units()
     return with_scales(run, exponents)
 
 
@@ -109,8 +113,8 @@ def _new_exponents(run: Run) -> list[int] | None:
             entries = hessian_diagonal(oracle, run.point)
     except NonFiniteProductError:
         return None
-    largest, smallest = max(entries, default=0.0), min((entry for entry in entries if entry > 0.0), default=0.0)
-    if current is None and not smallest < space.eps * largest < math.inf:
+    smallest, largest = extreme_entries(entries)
+    if current is None and not have_different_scales(smallest, largest, space.eps):
         return None
     exponents = [-math.frexp(entry or smallest)[1] // 2 for entry in entries]
     changes = [abs(new - old) for new, old in zip(exponents, current or exponents, strict=True)]

@@ -42,7 +42,13 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
     It is another run if the earlier one was in scaled variables.
     """
     exponents = saved_scales(state, run.oracle.space.dim)
-    run = run if exponents is None else with_scales(run, exponents)
+    if exponents is not None:
+        if not run.can_rescale:
+            raise ArgumentError(
+                "resume is of a run that continued in scaled variables, without bounds and sigma0: leave them out, or "
+                "start a new run from its x."
+            )
+        run = with_scales(run, exponents)
     tensors = _check_iteration_state(run, state)
     _check_progress(state)
     oracle_numbers, exponent = _check_oracle_state(run, state["oracle"])

@@ -162,6 +162,12 @@ class Run:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
 
+    def reset_units(self) -> None:
+        """Let the next iteration begin with the first σ, and measure the units again."""
+        sigma0 = self.iteration.method.initial_sigma_rule.sigma0
+        first = {"sigma": sigma0, "last_step_norm": 0.0, "last_grad_norm": 0.0, "unit_length": 0.0, "unit_cubic": 0.0}
+        self.iteration.replace_numbers(**first)
+
     def move_to(self, point: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
         self.x = point

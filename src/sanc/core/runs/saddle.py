@@ -23,8 +23,7 @@ def leave_saddle(run: Run) -> bool:
     if lower_point is None:
         return False
     run.x, run.certificate, run.stall_monitor = lower_point, None, StallMonitor()
-    sigma0 = run.iteration.method.initial_sigma_rule.sigma0
-    run.iteration.replace_numbers(sigma=sigma0, last_step_norm=0.0, last_grad_norm=0.0, unit_length=0.0, unit_cubic=0.0)
+    run.reset_units()
     return True
 
 
