@@ -1,6 +1,6 @@
 """Measure `sanc.diagnose`: its eigenvalues and products on networks, and a table of trained networks.
 
-    python -m benchmarks.diagnose --out diagnose-output      # ten networks and five states, minutes on one core
+    python -m benchmarks.diagnose --out diagnose-output      # ten networks and five states, tens of minutes on one core
     python -m benchmarks.diagnose --quick                    # two networks and two states, seconds
 
 The first table compares both ends of the spectrum with a Lanczos run of twice the products (or all eigenvalues, for

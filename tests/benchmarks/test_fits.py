@@ -51,6 +51,16 @@ def test_a_stalled_fit_continues_in_scaled_variables():
     np.testing.assert_allclose(result.x.numpy(), fit.certified.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [0, 1])
+def test_the_default_limits_suffice_for_mgh10(k):
+    fit = next(fit for fit in fits.FITS if fit.name == "MGH10")
+    result = sanc.minimize(fit, fits.numbers(fit.starts[k]))
+    assert result.success, result.message
+    assert float(result.fun) == pytest.approx(fit.squares, rel=1e-9)
+    np.testing.assert_allclose(result.x.numpy(), fit.certified.numpy(), rtol=1e-6)
+
+
 def test_a_stalled_fit_with_bounds_names_the_scales_of_its_variables():
     fit = next(fit for fit in fits.FITS if fit.name == "Nelson")
     stalled = sanc.minimize(fit, fits.numbers(fit.starts[0]), bounds=[(-10.0, 10.0)] * 3, max_iter=500)

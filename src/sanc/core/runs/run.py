@@ -163,7 +163,7 @@ class Run:
         return self.units.length or 1.0
 
     def reset_units(self) -> None:
-        """Let the next iteration begin with the first σ, and measure the units again."""
+        """Reset σ and the units, so that the next iteration begins with σ0 and measures the units again."""
         sigma0 = self.iteration.method.initial_sigma_rule.sigma0
         first = {"sigma": sigma0, "last_step_norm": 0.0, "last_grad_norm": 0.0, "unit_length": 0.0, "unit_cubic": 0.0}
         self.iteration.replace_numbers(**first)
