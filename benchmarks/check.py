@@ -179,8 +179,8 @@ def _networks() -> list[str]:
 def _pinn() -> list[str]:
     from benchmarks import pinn
 
-    runs = read_document("pinn.json")["runs"]
-    return [pinn.table_of(runs), pinn.table_of_steps(runs)]
+    groups = [read_document(name)["runs"] for name in ("pinn.json", "pinn-gpu.json")]
+    return [table(runs) for table in (pinn.table_of, pinn.table_of_steps) for runs in groups]
 
 
 def _ranks() -> list[str]:
