@@ -289,6 +289,39 @@ def valley_jacobian(x):
     return np.array([[-2e3 * x[0], 1e3], [1.0, 0.0]])
 
 
+A_ROOT = np.random.default_rng(0).standard_normal((6, 6))
+ROOTS = {  # residuals that vanish where variables are 0, and whether the root is a simple one
+    "powers": (lambda x: x**2, np.ones(2), False),
+    "high powers": (lambda x: x**4, np.ones(3), False),
+    "odd powers": (lambda x: x**3, np.full(1, 0.5), False),
+    "linear and powers": (lambda x: np.concatenate([A_ROOT @ x, x**2]), np.ones(6), True),
+    "product": (lambda x: np.array([x[0] * x[1], x[0]]), np.ones(2), True),
+    "another origin": (lambda x: (x - 1.0) ** 2, np.zeros(3), False),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1.0, 1e10])
+@pytest.mark.parametrize("options", [{}, {"bounds": (-2.0, 2.0)}, {"precond": True}], ids=["free", "bounds", "precond"])
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_run_ends_at_a_root_at_which_variables_are_zero(name, options, scale):
+    """Whatever the units of the residuals. Roots of order k converge linearly, by a factor of 1 − 1/k a step."""
+    fun, x0, is_simple = ROOTS[name]
+    options = {"precond": np.eye(len(x0))} if "precond" in options else options
+    res = sanc.least_squares(lambda x: fun(x) * scale, x0, **options)
+    assert res.success, res.message
+    assert np.linalg.norm(res.fun) <= 1e-15 * np.linalg.norm(fun(x0)) * scale and res.nit <= (25 if is_simple else 100)
+    assert np.isfinite(res.certificate.eps_gradient) and res.optimality <= 1e-15 * scale**2
+
+
+def test_residuals_that_decrease_by_many_orders_from_a_far_start_are_not_taken_for_a_root():
+    """The first residuals are e^40 times those of the solution. Steps first change the amplitude, by less and less."""
+    x = np.linspace(0.0, 1.0, 20)
+    y = np.exp(2.0 * x) + 1e-3 * np.cos(40.0 * x)
+    near, far = (sanc.least_squares(lambda p: np.exp(p[0] * x) * p[1] - y, [start, 1.0]) for start in (1.0, 40.0))
+    assert far.success and far.cost == pytest.approx(near.cost, rel=1e-9)
+    np.testing.assert_allclose(far.x, near.x, rtol=1e-6)
+
+
 def test_steps_in_a_long_curved_valley_are_corrected(monkeypatch):
     points = []
     start = np.array([-5.0, 25.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +18,12 @@ from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
 from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.oracle import ResidualOracle
+
+
+_MIN_COST = sys.float_info.min / sys.float_info.epsilon
+"""Cost below which the residuals count as 0: their products lose digits to underflow."""
+_MIN_COST_RATIO = 1e-6
+"""Ratio of costs in a step towards a multiple root: the steps of Newton decrease it by a factor of 16 at most."""
 
 
 class _Tested(NamedTuple):
@@ -41,6 +48,9 @@ class LeastSquaresRun(Run):
     """
 
     last: ResidualEvaluation | None = None
+    _reference_cost: float = math.nan  # at the start, or at the last point with a cost far below the one before
+    _largest: Any = 0.0  # of each |x_i| so far
+    _at_root: bool = False  # whether the residuals vanish at the point
     _tested: _Tested | None = None  # the last point that was prepared
 
     @property
@@ -80,16 +90,20 @@ class LeastSquaresRun(Run):
         evaluation = oracle.with_jacobian(self.point)
         last, self.last = self.last, evaluation
         step = None
+        if last is None or evaluation.terms.cost < _MIN_COST_RATIO * last.terms.cost:
+            self._reference_cost = evaluation.terms.cost
         if last is not None and evaluation is not last:
             step = evaluation.x - last.x
             oracle.update_term(last, evaluation)
+        self._largest = np.maximum(self._largest, np.abs(evaluation.x))
+        self._at_root = self._is_root(evaluation, step)
         if oracle.is_preconditioned:
             oracle.exponents = np.maximum(oracle.exponents, oracle.column_exponents(evaluation))
             return self._test_point()
         if (evaluation.column_norms() > oracle.column_limits).any():
             self._rescale(np.maximum(oracle.exponents, oracle.column_exponents(evaluation)), step)
         tested = self._test_point()
-        if not tested.is_stationary:
+        if not tested.is_stationary or self._at_root:  # where residuals are roundoff, so are the columns
             return tested
         exponents = oracle.final_exponents(evaluation)
         if np.array_equal(exponents, oracle.exponents):
@@ -97,8 +111,21 @@ class LeastSquaresRun(Run):
         self._rescale(exponents, step)
         return self._test_point()
 
+    def _is_root(self, evaluation: ResidualEvaluation, step: Floats | None) -> bool:
+        """Whether the residuals vanish, or decreased slowly below their own roundoff and hardly change with x.
+
+        At a multiple root where variables are zero, the gradient stays large relative to the residuals, and neither has
+        a rounding error: both would decrease, by a constant factor in each step, until they underflow. Where the cost
+        decreases faster, it may have been large because of one variable, such as an amplitude, and the run goes on.
+        """
+        cost, eps = evaluation.terms.cost, self.residual_oracle.space.eps
+        if cost < _MIN_COST or step is None:
+            return cost < _MIN_COST
+        is_small = cost <= eps * eps * self._reference_cost
+        return is_small and bool((np.abs(step) <= math.sqrt(eps) * self._largest).all())
+
     def _test_point(self) -> _Tested:
-        """Test the gradient of the variables that f can decrease along."""
+        """Test the gradient of the variables that f can decrease along, unless the residuals vanish."""
         oracle, point = self.residual_oracle, self.point
         g, free_indices = oracle.gradient(point)[1], None
         if self.box is not None:
@@ -107,6 +134,8 @@ class LeastSquaresRun(Run):
             if not free.all():
                 g, free_indices = g * free, np.flatnonzero(free)
         norm, tolerance = self._norm_in_columns(g), oracle.tolerance(point)
+        if self._at_root:
+            tolerance = max(tolerance, norm)
         if tolerance < norm < math.inf:
             tolerance = max(tolerance, oracle.offset_tolerance(point, free_indices))
         return _Tested(point, tolerance, norm <= tolerance)

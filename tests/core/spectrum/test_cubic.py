@@ -254,6 +254,13 @@ def test_tiny_and_huge_gradients(gamma0, value):
         assert step.u == pytest.approx([-gamma0 / value, -gamma0 / 2.0], rel=1e-12, abs=0.0)
 
 
+@pytest.mark.parametrize("sigma", [1e-300, 1e-200, 1e-150])
+def test_the_decrease_of_a_newton_step_does_not_underflow(sigma):
+    """The dimensionless form has a factor of σ², but the step is −c/λ and the decrease c²/(2λ)."""
+    step = cubic.solve(cubic.Spectrum(np.array([1e-4]), np.eye(1)), np.array([3e-16]), sigma)
+    assert step.norm == pytest.approx(3e-12, rel=1e-12) and step.decrease == pytest.approx(4.5e-28, rel=1e-12)
+
+
 def test_the_share_of_negative_curvature():
     """Two directions that do not mix, −½ and 1: what each of them earns can be written down."""
     linear = np.array([1.0, 2.0])

@@ -34,6 +34,8 @@ _EQUAL_ENTRIES_TOLERANCE = 1e-8
 """Relative difference of entries of an eigenvector that counts as roundoff: √eps of float64."""
 _BRACKET_MARGIN = 1e-12
 """Relative margin of an upper bound of the root, far above its rounding errors of a few eps."""
+_MIN_LINEAR_TERM = 1e-290
+"""Magnitude of a dimensionless product below which it may have lost digits: numbers below 2e-308 are not normal."""
 _MAX_LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 
@@ -141,16 +143,16 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     -------
     CubicStep
     """
-    c: list[float] = linear.dot(spectrum.vectors).tolist()
+    gradient: list[float] = linear.dot(spectrum.vectors).tolist()
     values: list[float] = spectrum.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
     # so no σ, however large or small, overflows or cancels. The unit a is a power of two, so that scaling is exact.
-    largest = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*c)))
+    largest = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*gradient)))
     if largest == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard_case=False, sigma=sigma)
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1)
     scale, inverse_scale = unit / sigma, sigma / unit
-    c = [(entry / unit) * inverse_scale for entry in c]
+    c = [(entry / unit) * inverse_scale for entry in gradient]
     values = [entry / unit for entry in values]
     mu_min = max(0.0, -values[0])  # μ̂ = mu_min + t with t ≥ 0
     gaps = [max(entry + mu_min, 0.0) for entry in values] if mu_min > 0.0 else values
@@ -163,6 +165,9 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     linear_term, curvature_share = _decrease_terms(c, y, values)
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
     decrease = (0.5 * unit * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
+    if abs(linear_term) < _MIN_LINEAR_TERM:  # σ is so small that ĉᵀy underflows
+        linear_term_of_u = sum(entry * (scale * yi) for entry, yi in zip(gradient, y, strict=True))
+        decrease = 0.5 * abs(linear_term_of_u) + multiplier * norm * norm / 6.0
     return CubicStep(u, norm, multiplier, decrease, hard_case, curvature_share, sigma)
 
 
