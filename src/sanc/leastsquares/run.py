@@ -19,11 +19,10 @@ from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
 from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.oracle import ResidualOracle
 
-
 _MIN_COST = sys.float_info.min / sys.float_info.epsilon
 """Cost below which the residuals count as 0: their products lose digits to underflow."""
 _MIN_COST_RATIO = 1e-6
-"""Ratio of costs in a step towards a multiple root: the steps of Newton decrease it by a factor of 16 at most."""
+"""Smallest ratio of costs of a step towards a multiple root. Newton's steps there have a ratio of at least 1/16."""
 
 
 class _Tested(NamedTuple):
