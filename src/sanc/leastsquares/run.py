@@ -11,7 +11,7 @@ import numpy as np
 
 from sanc.core.oracle import Oracle
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
@@ -44,7 +44,7 @@ class LeastSquaresRun(Run):
     _tested: _Tested | None = None  # the last point that was prepared
 
     @property
-    def can_rescale(self) -> bool:
+    def can_scale_variables(self) -> bool:
         return False
 
     @cached_property
@@ -159,7 +159,7 @@ class LeastSquaresRun(Run):
                 return dense or self._probe(oracle, self.x, max_products, seed)
             changed, z = residuals.in_columns(self.point)
             exponent = self.full_oracle.exponent
-            whole = ScaledOracle(changed, exponent) if exponent else changed
+            whole = ScaledObjectiveOracle(changed, exponent) if exponent else changed
             certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)
         direction: Any = residuals.scaled(changed.unscaled(v))
         norm = residuals.norm(direction)

@@ -11,7 +11,7 @@ from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.space import Vector
@@ -50,7 +50,7 @@ class Limits:
     max_products: int | None
     max_nfev: float = math.inf
 
-    def scaled(self, factor: float) -> Limits:
+    def with_scaled_objective(self, factor: float) -> Limits:
         """Return the limits of a run on factor · f."""
         curvature_tol = None if self.curvature_tol is None else self.curvature_tol * factor
         return replace(self, tol=self.tol * factor, curvature_tol=curvature_tol)
@@ -162,8 +162,8 @@ class Run:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length or 1.0
 
-    def reset_units(self) -> None:
-        """Reset σ and the units, so that the next iteration begins with σ0 and measures the units again."""
+    def reset_sigma_and_units(self) -> None:
+        """Reset σ, the last norms and the units, so that the next iteration begins with σ0 and measures the units."""
         sigma0 = self.iteration.method.initial_sigma_rule.sigma0
         first = {"sigma": sigma0, "last_step_norm": 0.0, "last_grad_norm": 0.0, "unit_length": 0.0, "unit_cubic": 0.0}
         self.iteration.replace_numbers(**first)
@@ -173,14 +173,14 @@ class Run:
         self.x = point
 
     @property
-    def can_rescale(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.rescaled`); not with a given σ0."""
+    def can_scale_variables(self) -> bool:
+        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
         method = self.iteration.method
         sigma_has_units = method.initial_sigma_rule.measures_sigma0
         return sigma_has_units and method.needs_products and self.oracle.exact and self.box is None
 
     @property
-    def scaling_is_due(self) -> bool:
+    def variable_scaling_is_due(self) -> bool:
         """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled.
 
         Scales may look like noise of f, too; a run that resumes there measures them.
@@ -242,7 +242,8 @@ class Run:
         factor = math.ldexp(1.0, exponent)
         if not exponent or self.limits.tol * factor == math.inf:
             return
-        self.oracle, self.limits = ScaledOracle(self.oracle, exponent), self.limits.scaled(factor)
+        self.oracle = ScaledObjectiveOracle(self.oracle, exponent)
+        self.limits = self.limits.with_scaled_objective(factor)
         self.iteration.set_tolerance(self.limits.tol)
 
     def unscaled_record(self, record: Record) -> Record:

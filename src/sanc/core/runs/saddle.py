@@ -23,7 +23,7 @@ def leave_saddle(run: Run) -> bool:
     if lower_point is None:
         return False
     run.x, run.certificate, run.stall_monitor = lower_point, None, StallMonitor()
-    run.reset_units()
+    run.reset_sigma_and_units()
     return True
 
 
