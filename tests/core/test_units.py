@@ -104,8 +104,8 @@ def test_units_of_a_first_point():
     assert measure_units(16.0, 0.0, 4.0, 0.0) == Units(2.0, 2.0)  # nor x: what the value and the curvature make
     assert measure_units(0.0, 3.0, 0.0, 10.0) == Units(1.0, 3.0)  # no curvature
     assert measure_units(6.0, 3.0, 0.0, 0.0) == Units(2.0, 0.75)
-    assert measure_units(0.0, 0.0, 0.0, 0.0).length == 1.0
-    assert math.isfinite(measure_units(1e300, 1e-300, 1e-300, 0.0).length)
+    assert measure_units(0.0, 0.0, 0.0, 0.0).length_scale == 1.0
+    assert math.isfinite(measure_units(1e300, 1e-300, 1e-300, 0.0).length_scale)
 
 
 def test_whether_a_trial_value_is_trusted_does_not_depend_on_what_was_read_before():

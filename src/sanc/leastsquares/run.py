@@ -136,7 +136,7 @@ class LeastSquaresRun(Run):
         self.box = oracle.rescale(exponents, self.box)
         self.oracle, self.x = full, oracle.scaled(x)
         state = self.iteration.state
-        if not state.unit_length:
+        if not state.first_length_scale:
             return
         reference = x if step is None or not np.any(step) else step
         step_norm_ratio = _ratio(reference / oracle.scale, reference / old)
@@ -144,7 +144,7 @@ class LeastSquaresRun(Run):
         self.iteration.replace_numbers(
             sigma=state.sigma / step_norm_ratio**3,
             unit_cubic=state.unit_cubic / step_norm_ratio**3,
-            unit_length=state.unit_length * step_norm_ratio,
+            first_length_scale=state.first_length_scale * step_norm_ratio,
             last_step_norm=state.last_step_norm * step_norm_ratio,
             last_grad_norm=state.last_grad_norm * grad_norm_ratio,
         )

@@ -67,7 +67,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
     ending = run.step_monitor.ending_after(
-        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length, run.needs_products
+        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length_scale, run.needs_products
     )
     return Ending(Status.CALLBACK) if report(run) else ending
 
@@ -109,7 +109,7 @@ def _leave_weak_bounds(run: Run) -> bool:
     certificate = run.certificate
     if not (run.needs_products and release_weak_bounds(run)):
         return False
-    if not run.units.length:  # the start had no free variable
+    if not run.units.length_scale:  # the start had no free variable
         run.initial_units = measure_first_units(run)
     moved = leave_saddle(run)
     if not moved:

@@ -155,18 +155,17 @@ class Run:
     def units(self) -> Units:
         """The units of the first point, from the iteration or as measured before it."""
         units = self.iteration.units
-        return units if units.length else self.initial_units
+        return units if units.length_scale else self.initial_units
 
     @property
-    def first_length(self) -> float:
+    def first_length_scale(self) -> float:
         """The length scale of the first point, or 1 if it is not known."""
-        return self.units.length or 1.0
+        return self.units.length_scale or 1.0
 
     def reset_sigma_and_units(self) -> None:
         """Reset σ, the last norms and the units, so that the next iteration begins with σ0 and measures the units."""
-        sigma0 = self.iteration.method.initial_sigma_rule.sigma0
-        first = {"sigma": sigma0, "last_step_norm": 0.0, "last_grad_norm": 0.0, "unit_length": 0.0, "unit_cubic": 0.0}
-        self.iteration.replace_numbers(**first)
+        unknown = dict.fromkeys(("last_step_norm", "last_grad_norm", "first_length_scale", "unit_cubic"), 0.0)
+        self.iteration.replace_numbers(sigma=self.iteration.method.initial_sigma_rule.sigma0, **unknown)
 
     def move_to(self, point: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
