@@ -8,7 +8,7 @@ from typing import Any
 from sanc.autograd.guards import runs_uncompiled
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE, Certificate, probe
-from sanc.errors import one_of, require, require_fraction, require_integer, require_number
+from sanc.errors import one_of, require_fraction, require_integer, require_positive
 from sanc.minimisation.objective import build_oracle, torch_modes
 
 __all__ = ["Certificate", "certificate"]
@@ -69,12 +69,11 @@ def certificate(
     >>> print(sanc.certificate(lambda x: x[0] ** 2 - x[1] ** 2, torch.zeros(2)).saddle)
     True
     """
-    require(eps is not None, "eps", eps, "pass a positive number")
-    require_number("eps", eps)
-    require_number("eps_curvature", eps_curvature)
+    require_positive("eps", eps)
+    require_positive("eps_curvature", eps_curvature, optional=True)
     require_fraction("confidence", confidence, "pass a probability between 0 and 1")
-    require_integer("max_products", max_products, 1)
-    require_integer("seed", seed, 0, none=False)
+    require_integer("max_products", max_products, 1, optional=True)
+    require_integer("seed", seed, 0)
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with torch_modes(oracle):
