@@ -94,7 +94,7 @@ def test_the_curvature_asked_for_follows_a_small_f():
     x0 = torch.tensor([0.0, 1.0], dtype=torch.float64)
     result = sanc.minimize(fun, x0, tol=1e-8 * c)
     assert result.success and float(result.fun) == pytest.approx(-0.25 * c)
-    assert result.certificate.eps_curvature < c
+    assert result.certificate.curvature_tolerance < c
 
 
 def test_units_of_a_first_point():
@@ -130,4 +130,4 @@ def test_all_minimisers_have_the_same_default_tolerance():
         assert default_tolerance(torch.finfo(dtype).eps) == tol == TOLERANCES[dtype]
         x0 = torch.tensor([-1.2, 1.0], dtype=dtype)
         found = sanc.minimize(lambda x: (x**2).sum(), x0)
-        assert found.certificate.eps_gradient == pytest.approx(tol)
+        assert found.certificate.gradient_tolerance == pytest.approx(tol)

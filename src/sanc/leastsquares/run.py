@@ -197,8 +197,8 @@ class LeastSquaresRun(Run):
             residual=0.0,
             asymmetry=asymmetry,
             confidence=1.0,
-            eps_gradient=self.gradient_tolerance,
-            eps_curvature=self.curvature_tolerance,
+            gradient_tolerance=self.gradient_tolerance,
+            curvature_tolerance=self.curvature_tolerance,
             products=dim,
         )
         return certificate, vectors[:, 0].astype(residuals.space.dtype)

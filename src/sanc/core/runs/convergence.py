@@ -227,4 +227,4 @@ def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
     if not (oracle.gradient_of_caller and oracle.differenced_products):
         return ""
     with oracle.uncounted():
-        return consistency.find_missed_curvature(oracle, run.x, run.units.length_scale, cert.eps_curvature)
+        return consistency.find_missed_curvature(oracle, run.x, run.units.length_scale, cert.curvature_tolerance)

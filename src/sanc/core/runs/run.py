@@ -201,8 +201,8 @@ class Run:
         return probe(
             oracle,
             x,
-            eps_gradient=self.gradient_tolerance,
-            eps_curvature=self.curvature_tolerance,
+            gradient_tolerance=self.gradient_tolerance,
+            curvature_tolerance=self.curvature_tolerance,
             max_products=max_products,
             seed=seed,
             time_is_up=self.time_is_up,
@@ -259,7 +259,7 @@ class Run:
         if cert is None or self.scale_of_f == 1.0:
             return cert
         names = ["grad_norm", "lambda_min", "error_bound", "ritz_error", "residual", "asymmetry"]
-        names += ["eps_gradient", "eps_curvature"]
+        names += ["gradient_tolerance", "curvature_tolerance"]
         return replace(cert, **{name: getattr(cert, name) / self.scale_of_f for name in names})
 
     @property
