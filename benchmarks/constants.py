@@ -95,7 +95,7 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
     "core.runs.consistency._ROUNDOFF_MARGIN": (10.0, 1e4),
     "core.spectrum.product_errors.ASYMMETRY_FACTOR, core.spectrum.monitored_lanczos.ASYMMETRY_FACTOR": (2.0, 100.0),
     "core.runs.consistency.NOISE_SPACING": (100.0, 1e4),
-    "core.runs.consistency.MIN_LENGTH_FRACTION": (1e-3, 0.1),
+    "core.runs.consistency.MIN_SCALE_FRACTION": (1e-3, 0.1),
     "core.runs.consistency._POINT_ROUNDING_FRACTION": (0.01, 0.4),
     "functions.differences._GROWTH_MARGIN": (1.1, 4.0),
     "core.runs.consistency._MIN_RELIABLE_ERRORS": (1.0, 20.0),

@@ -406,7 +406,7 @@ FUNCTIONS = [
      "4 variables"),
     ("an empty state", lambda: minimised(resume={}), "resume lacks", "intermediate result"),
     ("a certificate without a function", lambda: sanc.certificate(None, [0.0, 0.0]), "fun = None", "pass a function"),
-    ("a certificate with eps = 0", lambda: sanc.certificate(bowl, torch.zeros(2), eps=0.0), "eps = 0.0", "positive"),
+    ("a certificate with tol = 0", lambda: sanc.certificate(bowl, torch.zeros(2), tol=0.0), "tol = 0.0", "positive"),
     ("a certificate at NaN", lambda: sanc.certificate(bowl, torch.full((2,), math.nan)), "x holds NaN", "finite"),
     ("a certificate of no products", lambda: sanc.certificate(bowl, torch.zeros(2), max_products=0), "max_products = 0",
      "≥ 1"),

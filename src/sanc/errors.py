@@ -126,9 +126,10 @@ def require_bool(name: str, value: Any) -> None:
     require(type(value).__name__ in ("bool", "bool_"), name, value, "pass True or False")
 
 
-def require_number(name: str, value: Any) -> None:
-    """Require None or a positive number."""
-    require(value is None or (is_number(value) and value > 0), name, value, "pass a positive number")
+def require_positive(name: str, value: Any, *, optional: bool = False) -> None:
+    """Require a positive number; None is accepted too if the argument is optional."""
+    fits = optional if value is None else is_number(value) and value > 0
+    require(fits, name, value, "pass a positive number")
 
 
 def require_not_negative(name: str, value: Any) -> None:
@@ -141,9 +142,9 @@ def require_fraction(name: str, value: Any, remedy: str) -> None:
     require(is_number(value) and 0 < value < 1, name, value, remedy)
 
 
-def require_integer(name: str, value: Any, least: int, *, none: bool = True) -> None:
-    """Require an integer that is at least `least`; None is accepted too, unless `none` is False."""
-    fits = none if value is None else is_number(value, Integral) and value >= least
+def require_integer(name: str, value: Any, least: int, *, optional: bool = False) -> None:
+    """Require an integer that is at least `least`; None is accepted too if the argument is optional."""
+    fits = optional if value is None else is_number(value, Integral) and value >= least
     require(fits, name, value, f"pass an integer ≥ {least}")
 
 

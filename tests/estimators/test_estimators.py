@@ -95,7 +95,7 @@ def test_the_svm_ends_at_a_second_order_point(rng):
     fitted = NonconvexSVM(1e-2, tol=1e-8).fit(X, y)
     problem = sanc.problems.NonconvexSVM(X, np.where(y == "dog", 1, -1), 1e-2, intercept=True)
     point = np.append(fitted.coef_[0], fitted.intercept_)
-    assert sanc.certificate(problem, point, eps=1e-7).second_order
+    assert sanc.certificate(problem, point, tol=1e-7).second_order
     assert problem.value(point) < problem.value(np.zeros(6))
 
 

@@ -52,7 +52,7 @@ def test_the_rate_of_false_certificates(family, dtype, tally):
         for seed in range(STARTS):
             most = int(rng.integers(3, 60))
             cert = sanc.certificate(
-                lambda x, d=d: 0.5 * (d * x * x).sum(), torch.zeros(n, dtype=dtype), eps=0.5 * abs(lowest),
+                lambda x, d=d: 0.5 * (d * x * x).sum(), torch.zeros(n, dtype=dtype), tol=0.5 * abs(lowest),
                 confidence=CONFIDENCE, max_products=most, seed=seed,
             )  # fmt: skip
             false += cert.second_order and lowest < 0
@@ -75,7 +75,7 @@ def test_dense_hessians_with_a_full_krylov_space(tally):
         lowest = float(np.linalg.eigvalsh(A)[0])
         eps = 10.0 ** rng.uniform(-6, 0)
         given = {"jac": lambda x, A=A: A @ x, "hessp": lambda x, v, A=A: A @ v}
-        cert = sanc.certificate(lambda x, A=A: 0.5 * x @ A @ x, np.zeros(n), eps=eps, seed=seed, **given)
+        cert = sanc.certificate(lambda x, A=A: 0.5 * x @ A @ x, np.zeros(n), tol=eps, seed=seed, **given)
         near = abs(lowest + eps) < 1e-10 * np.abs(A).max()
         if not near and (cert.second_order != (lowest >= -eps) or cert.saddle != (lowest < -eps)):
             failures.append((seed, lowest, eps, str(cert)))
@@ -92,7 +92,7 @@ def test_products_by_differences(tally):
         w = np.ones(n) if seed % 2 else np.append(np.zeros(n - 1), 1.0)
         cert = sanc.certificate(
             lambda x, d=d, q=q, w=w: 0.5 * d @ x**2 + q / 4 * w @ x**4, np.zeros(n),
-            jac=lambda x, d=d, q=q, w=w: d * x + q * w * x**3, eps=0.5 * abs(d[-1]), seed=seed,
+            jac=lambda x, d=d, q=q, w=w: d * x + q * w * x**3, tol=0.5 * abs(d[-1]), seed=seed,
         )  # fmt: skip
         cases += 1
         if cert.second_order or cert.lower_bound > d[-1]:
@@ -230,7 +230,7 @@ def test_stalls_at_the_roundoff_of_the_gradient(tally):
         cases += 1
         norm = float(torch.autograd.functional.jacobian(valley, result.x.double()).norm())
         if result.success and norm > max(1.01e-8, 1e5 * torch.finfo(dtype).eps):
-            failures.append((seed, constant, dtype, "false success", norm, result.certificate.eps_gradient))
+            failures.append((seed, constant, dtype, "false success", norm, result.certificate.gradient_tolerance))
     tally("stalls at the roundoff of the gradient", cases, failures)
 
 

@@ -34,7 +34,7 @@ def test_linear_systems(condition, size):
     H = Q * eigenvalues @ Q.T
     H = (H + H.T) / 2
     oracle, x = oracle_of(H)
-    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
+    explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True, relative_error=0.5)
     u = normal(size, seed=4)
     for known in (known_space(explored, oracle.space), NOTHING):
         found = solve(oracle.hessian(x), u, oracle.space, known, lower=explored.certificate.lower_bound, rtol=1e-10)
@@ -50,7 +50,7 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     H = normal(size, size)
     H = H @ H.T + 1e-3 * torch.eye(size, dtype=D)
     oracle, x = oracle_of(H)
-    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True)
+    explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True)
     found = solve(
         oracle.hessian(x), normal(size), oracle.space, known_space(explored, oracle.space),
         lower=explored.certificate.lower_bound, rtol=1e-8,
@@ -70,7 +70,7 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
     """Block elimination leaves the Schur complement, whose inverse is a block of H⁻¹."""
     H = graded()
     oracle, x = oracle_of(H)
-    explored = explore(oracle, x, eps_gradient=1.0, eps_curvature=0.0, thorough=True, relative_error=0.5)
+    explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True, relative_error=0.5)
     known, u, lower = known_space(explored, oracle.space), normal(300, seed=6), explored.certificate.lower_bound
     assert 0 < known.dim < 100
     W = known.rows.T

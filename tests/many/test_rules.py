@@ -114,7 +114,7 @@ def test_units_and_escape_branches():
     arrays = [part[keep] for part in (value, grad_norm, product_norm, x_norm)]
     length, unit = rules.measure_units(*map(torch.from_numpy, arrays))
     singles = [measure_units(*numbers) for numbers in each(*arrays)]
-    same(length, [one.length for one in singles])
+    same(length, [one.length_scale for one in singles])
     same(unit, [one.cubic for one in singles])
     ritz, curvature, g, sigma = draws(300, 17)[:280], *(draws(280, k, positive=True) for k in (18, 19, 20))
     ritz = np.nan_to_num(ritz, nan=1.0, posinf=1.0, neginf=-1.0)

@@ -52,8 +52,8 @@ def test_numbers_of_second_order_steps_are_replaced(problem):
     """`replace_numbers` of both iterations sets the σ of the next cubic step, and leaves the rest of the state."""
     for iteration in (iteration_on(problem)[0], Iteration(sanc.method_for(), 0)):
         before = getattr(iteration, "second_order", iteration).state
-        iteration.replace_numbers(sigma=7.0, unit_length=2.0)
-        assert getattr(iteration, "second_order", iteration).state == replace(before, sigma=7.0, unit_length=2.0)
+        iteration.replace_numbers(sigma=7.0, first_length_scale=2.0)
+        assert getattr(iteration, "second_order", iteration).state == replace(before, sigma=7.0, first_length_scale=2.0)
         iteration.set_tolerance(0.5)
         assert getattr(iteration, "second_order", iteration).tol == 0.5
 

@@ -47,7 +47,7 @@ def test_the_bound_holds_with_the_stated_probability():
     for seed in range(starts):
         cert = sanc.certificate(
             lambda x: 0.5 * (torch.diag(A) * x * x).sum(), np.zeros(400), max_products=18, confidence=0.9, seed=seed,
-            eps=1e-9,
+            tol=1e-9,
         )  # fmt: skip
         assert cert.lambda_min >= -0.05 - 1e-10  # a Ritz value is never below the spectrum
         held += cert.lower_bound <= -0.05 + 1e-10
@@ -77,7 +77,7 @@ def hidden(n, outlying, bulk, lowest, dtype):
 def test_early_breakdown_certifies_no_saddle(n, outlying, bulk, lowest, dtype):
     """Early breakdown hides the component along λ_min, amplified by 1/overlap; the confidence holds nevertheless."""
     f, x = hidden(n, outlying, bulk, lowest, dtype), torch.zeros(n, dtype=dtype)
-    certs = [sanc.certificate(f, x, eps=1e-2, confidence=0.95, seed=seed) for seed in range(100)]
+    certs = [sanc.certificate(f, x, tol=1e-2, confidence=0.95, seed=seed) for seed in range(100)]
     assert sum(cert.second_order for cert in certs) <= 5
     assert sum(cert.lower_bound > lowest for cert in certs) <= 11  # three standard deviations
     assert all(cert.confidence == 0.95 for cert in certs)
@@ -87,7 +87,7 @@ def test_early_breakdown_certifies_no_saddle(n, outlying, bulk, lowest, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_minimum_of_few_clusters_is_certified(dtype):
-    cert = sanc.certificate(hidden(2000, [10.0] * 3, 1.0, 0.5, dtype), torch.zeros(2000, dtype=dtype), eps=1e-2)
+    cert = sanc.certificate(hidden(2000, [10.0] * 3, 1.0, 0.5, dtype), torch.zeros(2000, dtype=dtype), tol=1e-2)
     assert cert.second_order and cert.lower_bound <= 0.5 and cert.products < 20
 
 
@@ -102,7 +102,7 @@ def test_the_error_of_differences_is_estimated_along_every_vector():
             lambda x, q=q, d=values: 0.5 * d @ x**2 + q / 4 * x[-1] ** 4,
             np.zeros(n),
             jac=lambda x, q=q, d=values: d * x + q * np.append(np.zeros(len(x) - 1), x[-1] ** 3),
-            eps=1e-2,
+            tol=1e-2,
             seed=seed,
         )
         false += cert.second_order
@@ -126,7 +126,7 @@ def test_products_that_are_not_symmetric_certify_nothing():
 
 def test_more_products_tighten_the_bound(rng):
     f = quadratic(np.linspace(1, 10, 200), rng)
-    bounds = [sanc.certificate(f, np.zeros(200), max_products=k, eps=1e-12).error_bound for k in (20, 30, 200)]
+    bounds = [sanc.certificate(f, np.zeros(200), max_products=k, tol=1e-12).error_bound for k in (20, 30, 200)]
     assert bounds[0] > bounds[1] > bounds[2]
 
 
@@ -139,7 +139,7 @@ def test_too_few_products_are_undecided():
 
 def test_residual_bounds_the_distance_to_an_eigenvalue(rng):
     values = np.sort(rng.standard_normal(80))
-    cert = sanc.certificate(quadratic(values, rng), np.zeros(80), max_products=12, eps=1e3)
+    cert = sanc.certificate(quadratic(values, rng), np.zeros(80), max_products=12, tol=1e3)
     assert np.min(np.abs(values - cert.lambda_min)) <= cert.residual + 1e-12
 
 
@@ -206,12 +206,14 @@ def test_curvature_that_is_not_finite_certifies_nothing():
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"eps": 0.0}, "eps = 0.0"),
-        ({"eps": None}, "eps = None"),
+        ({"tol": 0.0}, "tol = 0.0"),
+        ({"tol": None}, "tol = None"),
         ({"confidence": 1.0}, r"confidence = 1\.0"),
         ({"max_products": 0}, "max_products = 0"),
         ({"max_products": "a"}, "max_products = 'a'"),
-        ({"eps_curvature": -1.0}, "eps_curvature = -1"),
+        ({"curvature_tol": -1.0}, "curvature_tol = -1"),
+        ({"eps": 1e-3}, "eps = 0.001 is not an argument of certificate: pass tol"),
+        ({"eps_curvature": 1e-3}, "eps_curvature = 0.001 is not an argument of certificate: pass curvature_tol"),
         ({"seed": -1}, "seed = -1"),
         ({"x": [np.nan]}, "x holds NaN"),
     ],
@@ -221,12 +223,27 @@ def test_errors_name_the_argument_and_its_value(given, word):
         sanc.certificate(**({"fun": lambda x: (x**2).sum(), "x": np.ones(2)} | given))
 
 
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [
+        ("eps_gradient", "gradient_tolerance"),
+        ("eps_curvature", "curvature_tolerance"),
+        ("rounding", "ritz_error"),
+    ],
+)
+def test_the_error_for_a_former_attribute_has_its_name(former, name):
+    cert = sanc.certificate(lambda x: (x**2).sum(), np.ones(2), jac=lambda x: 2 * x)
+    assert getattr(cert, name) > 0.0
+    with pytest.raises(AttributeError, match=f"use {name}"):
+        getattr(cert, former)
+
+
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])
 def test_differences_below_working_precision_certify_nothing(scheme):
     """Both differences at a saddle with f = 1e9 are exactly 0, by rounding; λ_min is −2."""
     cert = sanc.certificate(lambda x: 1e9 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme)
     assert not cert.second_order and cert.lower_bound <= -2.0
-    near = sanc.certificate(lambda x: 1.0 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme, eps=1e-3)
+    near = sanc.certificate(lambda x: 1.0 + x[0] ** 2 - x[1] ** 2, np.zeros(2), jac=scheme, tol=1e-3)
     assert near.saddle and near.lambda_min == pytest.approx(-2.0, abs=1e-2)
 
 

@@ -381,7 +381,7 @@ def test_the_certificate_of_a_function_whose_squares_leave_the_range(n, scale):
     d = np.linspace(1.0, 2.0, n)
     result = sanc.certificate(
         lambda x: 0.5 * float((scale * d * x) @ x), np.zeros(n), jac=lambda x: scale * d * x,
-        hessp=lambda x, v: scale * d * v, eps=1e-3 * scale,
+        hessp=lambda x, v: scale * d * v, tol=1e-3 * scale,
     )  # fmt: skip
     assert result.second_order and not result.saddle
     assert result.lower_bound <= scale <= (result.lambda_min + result.ritz_error) * (1 + 1e-3)
@@ -411,7 +411,7 @@ def test_a_minimum_exact_to_the_error_of_differences_is_a_success(scheme, f, x0)
     """The differenced gradient of 1e10·f stays above the default tolerance; a tolerance of the caller holds."""
     found = sanc.minimize(lambda x: 1e10 * f(x), x0, jac=scheme)
     assert found.status is Status.SECOND_ORDER and np.allclose(found.x, 1.0, rtol=0, atol=1e-5)
-    assert found.certificate.grad_norm <= found.certificate.eps_gradient
+    assert found.certificate.grad_norm <= found.certificate.gradient_tolerance
     strict = sanc.minimize(lambda x: 1e10 * f(x), x0, jac=scheme, tol=1e-9)
     assert strict.success or "alone may cause a gradient" in strict.message
 

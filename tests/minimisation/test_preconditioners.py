@@ -217,7 +217,7 @@ def test_tolerance_and_certificate_of_a_fit_are_those_without_a_preconditioner(i
     assert res.certificate.lambda_min == pytest.approx(smallest, abs=1e-9 + res.certificate.error_bound)
     assert res.certificate.lambda_min == pytest.approx(plain.certificate.lambda_min, rel=1e-5)
     assert res.certificate.grad_norm == pytest.approx(float(np.linalg.norm(scale * np.asarray(res.grad))), rel=1e-9)
-    assert res.certificate.eps_curvature == pytest.approx(plain.certificate.eps_curvature, rel=1e-5)
+    assert res.certificate.curvature_tolerance == pytest.approx(plain.certificate.curvature_tolerance, rel=1e-5)
 
 
 def test_fits_leave_saddles_in_the_norm_of_the_preconditioner():

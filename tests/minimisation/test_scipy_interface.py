@@ -170,7 +170,7 @@ def test_trees_of_tensors(kind):
     assert torch.cat([w.reshape(-1), b.reshape(-1)]) == pytest.approx(same.x)
     assert parts(res.jac)[0].shape == (2, 2) and res.success
     assert float(parts(x0)[1]) == 3.0  # the start is not changed
-    assert sanc.certificate(fun, res.x, eps=1e-3).second_order
+    assert sanc.certificate(fun, res.x, tol=1e-3).second_order
 
 
 def test_trees_of_arrays_with_derivatives():

@@ -212,7 +212,7 @@ class ThreeSamples:
                 raise ArgumentError(
                     f"batch_size = {size} does not fit the data set of {n} rows: pass a number from 1 to {n}."
                 )
-        require_integer("seed", seed, 0, none=False)
+        require_integer("seed", seed, 0)
         if collate_fn is not None and not callable(collate_fn):
             raise ArgumentTypeError(
                 f"collate_fn = {shown(collate_fn)} cannot be called: pass a function of a list of rows, or None."

@@ -12,7 +12,7 @@ from sanc.core.record import Branch, Note
 from sanc.core.settings import BELOW_ONE, FRACTION, Piece, setting
 from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.cubic import CubicStep
-from sanc.core.units import length_at
+from sanc.core.units import length_scale_at
 from sanc.errors import is_number, require
 
 LONGER_STEP_RHO = 1.2
@@ -89,7 +89,7 @@ class RatioTest(Piece):
         """
         eps, value_at_x, note = here.space.eps, here.objective, ""
         if actual < self.eta1 * step.decrease and first and here.oracle.exact:
-            length_scale = length_at(here.units.length, here.x_norm)
+            length_scale = length_scale_at(here.units.length_scale, here.x_norm)
             term_size = largest_term(value_at_x, subspace.hessian_norm, length_scale, here.units.value)
             if is_within_cancellation(actual, step.decrease, term_size, eps):
                 _, g = here.oracle.gradient(trial)

@@ -125,7 +125,7 @@ class DenseModel(CubicModel):
         krylov = EigenSpace(values, _block(here.space, line[None, :]), projections)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
         limit = step_limit(self, here, hessian_norm)
-        if here.units.length:  # Newton's step may be too short at every point, not only where σ is the initial one
+        if here.units.length_scale:  # Newton's step may be too short at every point, not only at the first
             limit = limit._replace(allows_longer_steps=self.tries_longer_steps)
         is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
         if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
@@ -139,7 +139,7 @@ class DenseModel(CubicModel):
         """Return the subspace of all eigenvectors, given the gradient in their basis, with its cubic step."""
         at_gradient = here.start is None and here.grad_norm > 0.0
         krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections)
-        unit_product_norm = 0.0 if here.units.length else product_norm(values, projections, at_gradient)
+        unit_product_norm = 0.0 if here.units.length_scale else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
         limit = step_limit(self, here, unit_product_norm)
         step, limit = self.limited_step(here, krylov, spectrum, limit)

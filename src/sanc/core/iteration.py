@@ -180,7 +180,7 @@ class Iteration:
             seconds=seconds,
             last_step_norm=decision.step_norm or state.last_step_norm,
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
-            unit_length=progress.here.units.length,
+            first_length_scale=progress.here.units.length_scale,
             unit_cubic=progress.here.units.cubic,
             acceptance_state=self._next_acceptance_state(here, decision),
         )
@@ -383,7 +383,7 @@ class Iteration:
 def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
     """Return the point with its units, and σ. If the model did not measure the units, they are measured here."""
     units, sigma = subspace.units, subspace.sigma
-    if not (units.length or subspace.failure):
+    if not (units.length_scale or subspace.failure):
         units = here.measure_units(subspace.hessian_norm)
         sigma = here.sigma_rule.first_sigma(sigma, units)
     return here if units is here.units else replace(here, units=units), sigma

@@ -15,7 +15,7 @@ from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import Krylov, NonFiniteProductError, StepBasis
-from sanc.core.units import FIRST_SIGMA, Units, step_length_at
+from sanc.core.units import FIRST_SIGMA, Units, step_scale_at
 
 MAX_FORCING_TERM = 0.2
 """Largest forcing term ‖∇m‖/‖g‖ of an inexact Newton step."""
@@ -279,8 +279,8 @@ class CubicModel(KrylovModel):
         """Return the limit on the step norm that `first_radius` describes."""
         if self.first_radius is None:
             return math.inf
-        step_length = step_length_at(first_units.length, here.x_norm)
-        return max(self.first_radius * step_length, MAX_GROWTH_FACTOR * here.state.last_step_norm)
+        step_scale = step_scale_at(first_units.length_scale, here.x_norm)
+        return max(self.first_radius * step_scale, MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
     def limited_step(
         self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
@@ -436,7 +436,7 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     """Return the tolerance on ‖∇m(s)‖ for a step of this norm; with "forcing" it is smaller for short steps."""
     if not model.uses_forcing_term:
         return tolerance
-    forcing_bound = step_norm / step_length_at(units.length, here.x_norm) * here.grad_norm
+    forcing_bound = step_norm / step_scale_at(units.length_scale, here.x_norm) * here.grad_norm
     return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
 
 
@@ -447,7 +447,7 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimi
     where no value of f has confirmed σ, if the step norm is limited and the model tries them.
     """
     units, sigma = here.units, here.state.sigma
-    if units.length:
+    if units.length_scale:
         return StepLimit(sigma, units, model.max_step_norm(here, units))
     units = here.measure_units(product_norm)
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)

@@ -46,7 +46,7 @@ class State:
         Norm of the last step that moved x; 0 before the first.
     last_grad_norm : float
         ‖g‖ in the last iteration; 0 before the first.
-    unit_length, unit_cubic : float
+    first_length_scale, unit_cubic : float
         Length scale and unit of σ of the first point (`sanc.core.units`); 0 until they are measured.
     acceptance_state : mapping
         State of the acceptance rule: floats, and vectors of the dimension of x.
@@ -58,14 +58,14 @@ class State:
     seconds: float = 0.0
     last_step_norm: float = 0.0
     last_grad_norm: float = 0.0
-    unit_length: float = 0.0
+    first_length_scale: float = 0.0
     unit_cubic: float = 0.0
     acceptance_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def units(self) -> Units:
         """The units of the first point; zero until they are measured."""
-        return Units(self.unit_length, self.unit_cubic)
+        return Units(self.first_length_scale, self.unit_cubic)
 
 
 def random_generator(seed: int, iteration: int, purpose: int) -> np.random.Generator:

@@ -38,9 +38,9 @@ class CurvatureSettings:
     def __post_init__(self) -> None:
         require_fraction("confidence", self.confidence, "pass a probability between 0 and 1")
         require_fraction("relative_error", self.relative_error, "pass a share below 1")
-        require_integer("max_products", self.max_products, 1)
-        require_integer("starts", self.starts, 1, none=False)
-        require_integer("seed", self.seed, 0, none=False)
+        require_integer("max_products", self.max_products, 1, optional=True)
+        require_integer("starts", self.starts, 1)
+        require_integer("seed", self.seed, 0)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from sanc.errors import (
     one_of,
     require_bool,
     require_integer,
-    require_number,
+    require_positive,
     shown,
 )
 from sanc.ranks.find import find_mode
@@ -126,10 +126,10 @@ def diagnose(
     (False, 4)
     """
     settings = CurvatureSettings(relative_error, confidence, max_products, seed, starts)
-    require_integer("batches", batches, 1)
-    require_integer("microbatch", microbatch, 1)
+    require_integer("batches", batches, 1, optional=True)
+    require_integer("microbatch", microbatch, 1, optional=True)
     require_bool("progress", progress)
-    require_number("max_time", max_time)
+    require_positive("max_time", max_time, optional=True)
     one_of("hvp", hvp, HVP_MODES)
     one_of("lanczos", lanczos, ("auto", "store", "regenerate"))
     named = _trainable_parameters(model)

@@ -19,7 +19,7 @@ from sanc.errors import (
     require_bool,
     require_fraction,
     require_integer,
-    require_number,
+    require_positive,
     shown,
 )
 from sanc.implicit.autograd_functions import minimum_of
@@ -153,9 +153,9 @@ def argmin(
     1.5
     """
     one_of("on_singular", on_singular, ON_SINGULAR)
-    require_number("rtol", rtol)
+    require_positive("rtol", rtol, optional=True)
     require_fraction("confidence", confidence, "pass a probability between 0 and 1")
-    require_integer("max_products", max_products, 1)
+    require_integer("max_products", max_products, 1, optional=True)
     require_bool("details", details)
     _check_function(fun)
     for name, value in options.items():

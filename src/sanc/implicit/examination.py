@@ -79,7 +79,7 @@ class Examination:
 
 
 def examine(
-    oracle: Oracle, x: Vector, gradient: GradientOf, result: Any, eps_gradient: float, options: SolveOptions
+    oracle: Oracle, x: Vector, gradient: GradientOf, result: Any, gradient_tolerance: float, options: SolveOptions
 ) -> Examination:
     """Examine the minimum x of an oracle of the free variables.
 
@@ -89,10 +89,10 @@ def examine(
         ∇f as a function of all variables that torch differentiates.
     result : Result
         That of the run.
-    eps_gradient : float
+    gradient_tolerance : float
         Its tolerance on ‖∇f‖; infinite if it had another one.
     """
-    examined = _curvature(oracle, x, gradient, result, eps_gradient, options)
+    examined = _curvature(oracle, x, gradient, result, gradient_tolerance, options)
     if examined.problem:
         return examined
     examined = _after_newton_step(oracle, examined, options)
@@ -103,13 +103,13 @@ def examine(
 
 
 def _curvature(
-    oracle: Oracle, x: Any, gradient: GradientOf, result: Any, eps_gradient: float, options: SolveOptions
+    oracle: Oracle, x: Any, gradient: GradientOf, result: Any, gradient_tolerance: float, options: SolveOptions
 ) -> Examination:
     """Bound λ_min, and describe why linear systems have no solution or variables are at bounds."""
-    curvature = _formed(oracle, x, gradient, result.nhev, eps_gradient, options) or curvature_by_products(
+    curvature = _formed(oracle, x, gradient, result.nhev, gradient_tolerance, options) or curvature_by_products(
         oracle,
         x,
-        eps_gradient=eps_gradient,
+        gradient_tolerance=gradient_tolerance,
         confidence=options.confidence,
         max_products=options.max_products,
         seed=options.seed,
@@ -125,7 +125,7 @@ def _curvature(
     elif not certificate.lower_bound > 0.0:
         problem = "λ_min of its Hessian is not bounded away from zero"
     # A variable whose distance from a bound is δ has a multiplier of at most ‖H‖δ there.
-    tolerance = eps_gradient if math.isfinite(eps_gradient) else certificate.grad_norm
+    tolerance = gradient_tolerance if math.isfinite(gradient_tolerance) else certificate.grad_norm
     margin = tolerance / curvature.norm if curvature.norm > 0.0 else 0.0
     if has_weak_bounds(result) or _reaches_bound(oracle, x, margin):
         problem = ONE_SIDED
@@ -133,7 +133,7 @@ def _curvature(
 
 
 def _formed(
-    oracle: Oracle, x: Any, gradient: GradientOf, run_products: int, eps_gradient: float, options: SolveOptions
+    oracle: Oracle, x: Any, gradient: GradientOf, run_products: int, gradient_tolerance: float, options: SolveOptions
 ) -> Curvature | None:
     """Return the eigenpairs of the whole Hessian if products are exact and forming it costs less; else None."""
     dim = oracle.space.dim
@@ -142,7 +142,7 @@ def _formed(
         return None
     columns = hessian_columns(gradient, oracle.full_point(x), oracle.free_indices)  # type: ignore[arg-type]
     grad_norm = oracle.norm(oracle.gradient(x)[1])
-    return None if columns is None else curvature_of_matrix(columns, grad_norm, eps_gradient)
+    return None if columns is None else curvature_of_matrix(columns, grad_norm, gradient_tolerance)
 
 
 def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOptions) -> Examination:

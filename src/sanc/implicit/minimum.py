@@ -60,7 +60,7 @@ class DifferentiableMinimum:
         gradient: GradientOf,
         box: Box | None,
         result: Any,
-        eps_gradient: float,
+        gradient_tolerance: float,
         options: SolveOptions,
     ) -> None:
         self.mixed = MixedDerivative()
@@ -69,7 +69,7 @@ class DifferentiableMinimum:
         self._face = None if box is None else free_oracle(oracle, box, x, result)
         self._oracle: Oracle = oracle if self._face is None else self._face
         with torch_modes(self._inner):
-            self._examined = examine(self._oracle, self._compress(x), gradient, result, eps_gradient, options)
+            self._examined = examine(self._oracle, self._compress(x), gradient, result, gradient_tolerance, options)
             self._operator = self._oracle.hessian(self._examined.x)
         examined = self._examined
         self.x = self._extend(examined.x, x)
@@ -188,8 +188,8 @@ def certificate_at(oracle: Oracle, x: Tensor, box: Box | None, result: Any, opti
         certificate, _ = probe(
             face,
             face.compress(x),
-            eps_gradient=math.inf,
-            eps_curvature=0.0,
+            gradient_tolerance=math.inf,
+            curvature_tolerance=0.0,
             confidence=options.confidence,
             max_products=options.max_products,
             seed=options.seed,

@@ -145,7 +145,7 @@ class ImplicitProblem:
 
     def gradient_tolerance(self, result: Any) -> float:
         """Return the tolerance on ‖∇f‖ of the run; infinite if that is not known."""
-        return math.inf if result.certificate is None else float(result.certificate.eps_gradient)
+        return math.inf if result.certificate is None else float(result.certificate.gradient_tolerance)
 
     @property
     def hvp(self) -> Any:

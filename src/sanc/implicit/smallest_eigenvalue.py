@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from sanc.autograd.internals import intermediate_entries
 from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Vector
-from sanc.core.spectrum.curvature import Certificate, explore
+from sanc.core.spectrum.curvature import UNKNOWN_CURVATURE, Certificate, explore
 from sanc.implicit.linear_systems import RitzSpace, known_space
 
 ALWAYS_FORMED_DIM = 100
@@ -72,7 +73,7 @@ def curvature_by_products(
     oracle: Oracle,
     x: Vector,
     *,
-    eps_gradient: float,
+    gradient_tolerance: float,
     confidence: float,
     max_products: int | None,
     seed: int,
@@ -81,8 +82,8 @@ def curvature_by_products(
     explored = explore(
         oracle,
         x,
-        eps_gradient=eps_gradient,
-        eps_curvature=0.0,
+        gradient_tolerance=gradient_tolerance,
+        curvature_tolerance=0.0,
         confidence=confidence,
         max_products=max_products,
         seed=seed,
@@ -93,12 +94,13 @@ def curvature_by_products(
     return Curvature(explored.certificate, known_space(explored, oracle.space), norm)
 
 
-def curvature_of_matrix(hessian: Tensor, grad_norm: float, eps_gradient: float) -> Curvature:
+def curvature_of_matrix(hessian: Tensor, grad_norm: float, gradient_tolerance: float) -> Curvature:
     """Return the eigenpairs of the whole Hessian; λ_min is then certain up to roundoff."""
     dim, eps = len(hessian), torch.finfo(hessian.dtype).eps
-    unknown = Certificate(grad_norm, math.nan, math.inf, math.inf, math.nan, 0.0, 1.0, eps_gradient, 0.0, dim)
+    common: dict[str, Any] = {"grad_norm": grad_norm, "gradient_tolerance": gradient_tolerance, "products": dim}
+    common |= {"curvature_tolerance": 0.0, "confidence": 1.0}
     if not bool(torch.isfinite(hessian).all()):
-        return Curvature(unknown, RitzSpace(np.empty(0)), math.nan)
+        return Curvature(Certificate(**common, **UNKNOWN_CURVATURE), RitzSpace(np.empty(0)), math.nan)
     matrix = hessian.double().cpu()
     asymmetry = 0.5 * float(torch.linalg.matrix_norm(matrix - matrix.T))
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
@@ -107,7 +109,7 @@ def curvature_of_matrix(hessian: Tensor, grad_norm: float, eps_gradient: float) 
     error = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, asymmetry)
     bound = math.inf if asymmetry**2 > dim * eps * norm * norm else error
     certificate = Certificate(
-        grad_norm, float(values[0]), bound, error, 0.0, asymmetry, 1.0, eps_gradient, 0.0, products=dim
+        **common, lambda_min=float(values[0]), error_bound=bound, ritz_error=error, residual=0.0, asymmetry=asymmetry
     )
     regular = values > error
     known = RitzSpace(values[regular].numpy(), vectors[:, regular].T.to(hessian).contiguous())

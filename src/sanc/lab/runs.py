@@ -100,7 +100,7 @@ def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int
     rows, features = loaded.X.shape
     n = rows - int(panel.held_out * rows)
     for name, count in (("--batch", panel.batch_size(n, preset)), ("--budget", panel.calls)):
-        sanc.errors.require_integer(name, count, 1)
+        sanc.errors.require_integer(name, count, 1, optional=True)
     if panel.batch is not None and panel.batch > n:
         raise ArgumentError(f"--batch {panel.batch} does not fit the {n} rows of {panel.data}: pass at most {n}.")
     for method in panel.methods:

@@ -67,7 +67,7 @@ class StepLog:
     def __init__(self, opt: HasRecord, *targets: Target, every: int = 1) -> None:
         if not hasattr(opt, "record"):
             raise ArgumentError(f"opt = {type(opt).__name__} has no record: pass an optimiser of sanc.")
-        require_integer("every", every, 1, none=False)
+        require_integer("every", every, 1)
         for target in targets:
             problem = call_problem(target, 2) if callable(target) else "it is no function"
             if problem:
@@ -172,7 +172,7 @@ class ProgressLine:
     """
 
     def __init__(self, total: int | None = None, console: Console | None = None) -> None:
-        require_integer("total", total, 1)
+        require_integer("total", total, 1, optional=True)
         try:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         except ImportError as missing:

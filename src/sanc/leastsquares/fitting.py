@@ -27,7 +27,7 @@ from sanc.core.runs.status import Status
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
 from sanc.core.units import default_tolerance
-from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_number, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_positive, shown
 from sanc.functions.differences import SCHEMES
 from sanc.leastsquares.accelerated import CurvatureTest
 from sanc.leastsquares.jacobian_model import GaussNewtonSigma, JacobianModel
@@ -165,11 +165,11 @@ def least_squares(
     check_callback(callback, 1, "pass a function of the point, called as callback(x)")
     if jac is not None and not callable(jac) and not (isinstance(jac, str) and jac in SCHEMES):
         raise ArgumentError(f"jac = {shown(jac)} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
-    require_number("tol", tol)
-    require_number("max_time", max_time)
-    require_integer("max_nfev", max_nfev, 1)
-    require_integer("max_iter", max_iter, 0)
-    require_integer("seed", seed, 0, none=False)
+    require_positive("tol", tol, optional=True)
+    require_positive("max_time", max_time, optional=True)
+    require_integer("max_nfev", max_nfev, 1, optional=True)
+    require_integer("max_iter", max_iter, 0, optional=True)
+    require_integer("seed", seed, 0)
     require(isinstance(certify, bool | np.bool_), "certify", certify, "pass True or False")
     measure = Loss(loss, f_scale)
     points = _Points(x0)

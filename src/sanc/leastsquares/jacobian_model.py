@@ -53,7 +53,7 @@ class JacobianModel(DenseModel):
     def max_step_norm(self, here: Point, first_units: Units) -> float:
         """Return the limit on the step norm: ‖z‖ at the first point, then twice the last step."""
         if here.state.last_step_norm == 0.0:
-            return here.x_norm or first_units.length
+            return here.x_norm or first_units.length_scale
         return MAX_STEP_GROWTH * here.state.last_step_norm
 
     def build(self, here: Point) -> KrylovSubspace:

@@ -80,7 +80,7 @@ class NetworkResiduals:
             raise ArgumentError("module has no parameter that requires a gradient: pass a network to be fitted.")
         if not isinstance(terms, list | tuple) or not terms:
             raise ArgumentError(f"terms = {shown(terms)} is no list of terms: pass [(function, points), ...].")
-        require_integer("chunk_size", chunk_size, 1)
+        require_integer("chunk_size", chunk_size, 1, optional=True)
         self.module = module
         self._terms = [_checked_term(term, number) for number, term in enumerate(terms)]
         self._chunk_size = chunk_size

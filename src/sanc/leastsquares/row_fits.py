@@ -67,7 +67,7 @@ def fit_rows(
     `start` returns the initial parameters for bounds and observations of a row; the other arguments are those of
     `curve_fit`.
     """
-    require_integer("restarts", restarts, 0, none=False)
+    require_integer("restarts", restarts, 0)
     points = StartingRows(_starting_rows(p0, bounds, start, data))
     if len(points.flat) != len(data.y):
         raise ArgumentError(

@@ -197,7 +197,7 @@ class FitProblem(RowProblem):
         return GAUSS_NEWTON_SIGMA_RATIO * self.rules.first_sigma(rows.unit_cubic)
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, None]:
-        first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.unit_length)
+        first = torch.where(rows.x_norm > 0.0, rows.x_norm, rows.first_length_scale)
         limit = torch.where(rows.last_step_norm > 0.0, MAX_STEP_GROWTH * rows.last_step_norm, first)
         return limit, None
 

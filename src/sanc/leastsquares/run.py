@@ -12,7 +12,7 @@ import numpy as np
 
 from sanc.core.oracle import Oracle
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
@@ -53,7 +53,7 @@ class LeastSquaresRun(Run):
     _tested: _Tested | None = None  # the last point that was prepared
 
     @property
-    def can_rescale(self) -> bool:
+    def can_scale_variables(self) -> bool:
         return False
 
     @cached_property
@@ -164,7 +164,7 @@ class LeastSquaresRun(Run):
         self.box = oracle.rescale(exponents, self.box)
         self.oracle, self.x = full, oracle.scaled(x)
         state = self.iteration.state
-        if not state.unit_length:
+        if not state.first_length_scale:
             return
         reference = x if step is None or not np.any(step) else step
         step_norm_ratio = _ratio(reference / oracle.scale, reference / old)
@@ -172,7 +172,7 @@ class LeastSquaresRun(Run):
         self.iteration.replace_numbers(
             sigma=state.sigma / step_norm_ratio**3,
             unit_cubic=state.unit_cubic / step_norm_ratio**3,
-            unit_length=state.unit_length * step_norm_ratio,
+            first_length_scale=state.first_length_scale * step_norm_ratio,
             last_step_norm=state.last_step_norm * step_norm_ratio,
             last_grad_norm=state.last_grad_norm * grad_norm_ratio,
         )
@@ -187,7 +187,7 @@ class LeastSquaresRun(Run):
                 return dense or self._probe(oracle, self.x, max_products, seed)
             changed, z = residuals.in_columns(self.point)
             exponent = self.full_oracle.exponent
-            whole = ScaledOracle(changed, exponent) if exponent else changed
+            whole = ScaledObjectiveOracle(changed, exponent) if exponent else changed
             certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)
         direction: Any = residuals.scaled(changed.unscaled(v))
         norm = residuals.norm(direction)
@@ -225,8 +225,8 @@ class LeastSquaresRun(Run):
             residual=0.0,
             asymmetry=asymmetry,
             confidence=1.0,
-            eps_gradient=self.gradient_tolerance,
-            eps_curvature=self.curvature_tolerance,
+            gradient_tolerance=self.gradient_tolerance,
+            curvature_tolerance=self.curvature_tolerance,
             products=dim,
         )
         return certificate, vectors[:, 0].astype(residuals.space.dtype)

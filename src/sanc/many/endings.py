@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sanc.core.runs.consistency import (
     DIFFERENCE_VARIANCE,
-    MIN_LENGTH_FRACTION,
+    MIN_SCALE_FRACTION,
     NOISE_DIFFERENCES,
     NOISE_SEED,
     NOISE_SPACING,
@@ -47,9 +47,9 @@ def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
     """Estimate the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
     d = torch.randn(x.shape, generator=torch.Generator().manual_seed(NOISE_SEED), dtype=torch.float64).to(x.device)
-    length = torch.maximum(rows.x_norm, MIN_LENGTH_FRACTION * rows.unit_length)
-    line_length = length / torch.linalg.vector_norm(d, dim=1)
-    step = (NOISE_SPACING * problem.eps * line_length)[:, None] * d * rows.scale
+    length_scale = torch.maximum(rows.x_norm, MIN_SCALE_FRACTION * rows.first_length_scale)
+    line_scale = length_scale / torch.linalg.vector_norm(d, dim=1)
+    step = (NOISE_SPACING * problem.eps * line_scale)[:, None] * d * rows.scale
     points = [(x + step * k).to(x.dtype) for k in range(-3, 4)]
     if rows.lower is not None:
         points = [point.clamp(rows.lower, rows.upper) for point in points]
@@ -70,9 +70,9 @@ def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
         return rows.point.x[:0], indices[:0]
     part, eps = rows.take(indices), problem.eps
     x, value, spectra = part.point.x, part.point.value, part.spectra
-    f_length = (value.abs() / -spectra.ritz_value).sqrt()
-    max_step = torch.maximum(torch.maximum(f_length, part.x_norm), part.unit_length)
-    first_step = torch.maximum((2.0 * eps) ** 0.5 * f_length, eps**0.5 * max_step)
+    f_scale = (value.abs() / -spectra.ritz_value).sqrt()
+    max_step = torch.maximum(torch.maximum(f_scale, part.x_norm), part.first_length_scale)
+    first_step = torch.maximum((2.0 * eps) ** 0.5 * f_scale, eps**0.5 * max_step)
     sign = torch.where(spectra.c[:, 0] > 0.0, -1.0, 1.0)
     best, below = x, value - eps * value.abs()
     found = torch.zeros_like(part.sigma_unconfirmed)

@@ -310,7 +310,7 @@ class LargeFunctionProblem(FunctionProblem):
         def relative_residuals(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
             product_norm = torch.hypot(process.alpha[0], process.beta[0])
             unit = rules.measure_units(rows.point.value, rows.grad_norm, product_norm, rows.x_norm)[1]
-            sigma = torch.where(rows.unit_length > 0.0, rows.sigma, self.rules.first_sigma(unit))
+            sigma = torch.where(rows.first_length_scale > 0.0, rows.sigma, self.rules.first_sigma(unit))
             return (last * CubicModels(values, c).solve(sigma).y).sum(1).abs() / tolerance
 
         return relative_residuals

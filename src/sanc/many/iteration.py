@@ -122,7 +122,7 @@ class ManyIteration:
         unsuccessful = (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
         if not bool(unsuccessful.any()):
             return actual
-        length_scale = torch.maximum(rows.unit_length, rows.x_norm)
+        length_scale = torch.maximum(rows.first_length_scale, rows.x_norm)
         term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
         below_cancellation = unsuccessful & rules.is_within_cancellation(actual, predicted, term_size, eps)
         indices = torch.nonzero(below_cancellation).reshape(-1)
@@ -310,7 +310,7 @@ class ManyIteration:
             rows.status = torch.where((rows.status == RUNNING) & unbounded, int(Status.UNBOUNDED), rows.status)
         self._end_stationary(rows, rows.grad_norm <= rows.tol)
         self._end_stalled(rows)
-        rows.sigma_unconfirmed = (rows.unit_length == 0.0) & problem.tries_longer_steps  # at their first points
+        rows.sigma_unconfirmed = (rows.first_length_scale == 0.0) & problem.tries_longer_steps  # at their first points
         self._measure_units(rows)
 
     def _is_unbounded(self, rows: Rows, first: Tensor, value: Tensor) -> Tensor | None:
@@ -327,7 +327,7 @@ class ManyIteration:
             return
         cubed = scales.step_growth**3
         rows.sigma, rows.unit_cubic = rows.sigma / cubed, rows.unit_cubic / cubed
-        rows.unit_length = rows.unit_length * scales.step_growth
+        rows.first_length_scale = rows.first_length_scale * scales.step_growth
         rows.last_step_norm = rows.last_step_norm * scales.step_growth
         rows.best_grad_norm = rows.best_grad_norm * scales.gradient_growth
 
@@ -403,7 +403,7 @@ class ManyIteration:
 
     def _measure_units(self, rows: Rows) -> None:
         """Measure the units of rows at their first points, and their initial σ."""
-        first = rows.unit_length == 0.0
+        first = rows.first_length_scale == 0.0
         if not bool(first.any()):
             return
         c, hessian_norm = rows.spectra.c, rows.spectra.hessian_norm
@@ -411,7 +411,7 @@ class ManyIteration:
         grad_norm = torch.where(rows.grad_norm <= self.problem.eps * product_norm * rows.x_norm, 0.0, rows.grad_norm)
         product_norm = torch.where((grad_norm > 0.0) & product_norm.isfinite(), product_norm, hessian_norm)
         length_scale, unit_cubic = rules.measure_units(rows.point.value, grad_norm, product_norm, rows.x_norm)
-        rows.unit_length = torch.where(first, length_scale, rows.unit_length)
+        rows.first_length_scale = torch.where(first, length_scale, rows.first_length_scale)
         rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
         rows.sigma = torch.where(first, self.problem.first_sigma(rows), rows.sigma)
 

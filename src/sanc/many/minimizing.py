@@ -23,7 +23,7 @@ from sanc.errors import (
     require,
     require_bool,
     require_integer,
-    require_number,
+    require_positive,
     shown,
 )
 from sanc.many.endings import is_success
@@ -148,7 +148,7 @@ def minimize_many(
     lower, upper = row_bounds(bounds, points)
     tolerance = TOLERANCES[x.dtype] if tol is None else tol
     require(is_number(tolerance) and 0 < tolerance < math.inf, "tol", tol, "pass a positive number")
-    require_number("curvature_tol", curvature_tol)
+    require_positive("curvature_tol", curvature_tol, optional=True)
     x = project_start(x, lower, upper)
     function.check(x, stores_hessians=not is_large)
     eps = torch.finfo(x.dtype).eps
@@ -182,13 +182,13 @@ class RunOptions:
 
     def limits(self, x: Tensor, entries: int) -> RunLimits:
         """Return the limits of a run after checks; `entries` are the numbers that one row holds at a time."""
-        require_integer("max_iter", self.max_iter, 0)
-        require_number("max_time", self.max_time)
-        require_integer("seed", self.seed, 0, none=False)
+        require_integer("max_iter", self.max_iter, 0, optional=True)
+        require_positive("max_time", self.max_time, optional=True)
+        require_integer("seed", self.seed, 0)
         require_bool("progress", self.progress)
         check_callback(self.callback, 1, "pass a function of the progress, called as callback(progress)")
         if self.chunk_size != "auto":
-            require_integer("chunk_size", self.chunk_size, 1, none=False)
+            require_integer("chunk_size", self.chunk_size, 1)
         return RunLimits(
             math.inf if self.max_iter is None else self.max_iter,
             math.inf if self.max_time is None else self.max_time,
@@ -272,7 +272,7 @@ def _starting_points(starts: Any, bounds: Any, seed: int) -> Tensor | Any:
     """Return many starting points of one problem."""
     if not is_number(starts, int):
         return starts
-    require_integer("starts", starts, 1)
+    require_integer("starts", starts, 1, optional=True)
     if bounds is None:
         raise ArgumentError(f"starts = {starts} needs finite bounds: pass bounds, or the starting points themselves.")
     pairs = bounds if hasattr(bounds, "lb") else list(bounds)

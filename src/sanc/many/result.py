@@ -129,8 +129,8 @@ class ManyResult:
             residual=0.0,
             asymmetry=0.0,
             confidence=self.confidence,
-            eps_gradient=float(self.tol[row]),
-            eps_curvature=float(self.curvature_tol[row]),
+            gradient_tolerance=float(self.tol[row]),
+            curvature_tolerance=float(self.curvature_tol[row]),
             products=self.flat.shape[1] if is_dense else min(self.flat.shape[1], MAX_CERTIFICATE_DIM),
         )
 

@@ -231,7 +231,7 @@ class Rows(Group):
         The variables that the step may change; None if there are no bounds.
     scale : Tensor
         Units of the variables: norms, gradients and steps of the rules refer to x/scale.
-    sigma, unit_length, unit_cubic, last_step_norm, grad_norm, x_norm
+    sigma, first_length_scale, unit_cubic, last_step_norm, grad_norm, x_norm
         As in `sanc.core.point`.
     sigma_unconfirmed : Tensor
         Whether no value of f has confirmed σ.
@@ -259,7 +259,7 @@ class Rows(Group):
     scale: Tensor
     sigma: Tensor
     sigma_unconfirmed: Tensor
-    unit_length: Tensor
+    first_length_scale: Tensor
     unit_cubic: Tensor
     last_step_norm: Tensor
     grad_norm: Tensor
@@ -295,7 +295,7 @@ class Rows(Group):
             scale=torch.ones_like(point.g),
             sigma=zero,
             sigma_unconfirmed=none,
-            unit_length=zero,
+            first_length_scale=zero,
             unit_cubic=zero,
             last_step_norm=zero,
             grad_norm=zero,
@@ -331,7 +331,7 @@ class Rows(Group):
     @property
     def unit_value(self) -> Tensor:
         """The units of f: the change of f over the length scale."""
-        return self.unit_cubic * self.unit_length**3
+        return self.unit_cubic * self.first_length_scale**3
 
 
 class RowProblem:
@@ -406,7 +406,7 @@ class RowProblem:
 
     def max_step_norm(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the limits on the step norms, and where they hold for all steps as in `RowRules.limited_sigma`."""
-        limit = self.rules.max_step_norm(rows.unit_length, rows.x_norm, rows.last_step_norm)
+        limit = self.rules.max_step_norm(rows.first_length_scale, rows.x_norm, rows.last_step_norm)
         return limit, rows.last_step_norm > 0.0
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:

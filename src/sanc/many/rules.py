@@ -87,12 +87,12 @@ def unbounded_decrease(value: Tensor, unit_value: Tensor, eps: float) -> Tensor:
 
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:
     """Return the length scales and units of σ of the first points (`sanc.core.units.measure_units`)."""
-    x_length = X_FRACTION * x_norm
+    x_scale = X_FRACTION * x_norm
     has_gradient, has_product = grad_norm > 0.0, product_norm > 0.0
     cauchy = torch.where(has_product, grad_norm / product_norm, torch.inf)
-    first = torch.minimum(cauchy, torch.maximum(x_length, value.abs() / grad_norm))
+    first = torch.minimum(cauchy, torch.maximum(x_scale, value.abs() / grad_norm))
     first = torch.where((first > 0.0) & (first < torch.inf), first, cauchy)
-    stationary = torch.where(has_product, torch.maximum(x_length, (value.abs() / product_norm).sqrt()), x_length)
+    stationary = torch.where(has_product, torch.maximum(x_scale, (value.abs() / product_norm).sqrt()), x_scale)
     length_scale = torch.where(has_gradient, first, stationary)
     length_scale = torch.where((length_scale > 0.0) & (length_scale < torch.inf), length_scale, 1.0)
     grad_norm_per_length = grad_norm / length_scale
@@ -224,9 +224,9 @@ class RowRules:
         """Return the initial σ (`SigmaRule.first_sigma`)."""
         return self.bounded(FIRST_SIGMA * unit_cubic)
 
-    def max_step_norm(self, unit_length: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
+    def max_step_norm(self, first_length_scale: Tensor, x_norm: Tensor, last_step_norm: Tensor) -> Tensor:
         """Return the limit on the step norm that `first_radius` describes (`CubicModel`)."""
-        length_scale = torch.maximum(unit_length, X_FRACTION * x_norm)
+        length_scale = torch.maximum(first_length_scale, X_FRACTION * x_norm)
         return torch.maximum(self.first_radius * length_scale, MAX_GROWTH_FACTOR * last_step_norm)
 
     def limited_sigma(self, models: CubicModels, sigma: Tensor, max_norm: Tensor, always: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ _REPLACEMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("maxfev", "maxfun", "max_nfev", "max_eval"), ("max_nfev", "max_iter")),
     **dict.fromkeys(("ftol", "xtol", "gtol", "eps"), ("tol",)),
     **dict.fromkeys(("disp", "verbose", "display"), ("progress", "callback")),
+    "eps_curvature": ("curvature_tol",),
     "Dfun": ("jac",),
     "batch_size": ("chunk_size",),
     **dict.fromkeys(("method", "preset", "x_scale", "diff_step", "tr_solver", "tr_options", "jac_sparsity"), ()),

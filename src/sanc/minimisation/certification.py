@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 from sanc.autograd.guards import runs_uncompiled
 from sanc.autograd.products import HVP_MODES, HvpMode
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE, Certificate, probe
-from sanc.errors import one_of, require, require_fraction, require_integer, require_number
+from sanc.errors import one_of, require_fraction, require_integer, require_positive
+from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.objective import build_oracle, torch_modes
 
 __all__ = ["Certificate", "certificate"]
@@ -23,14 +25,15 @@ def certificate(
     hess: Callable[..., Any] | str | None = None,
     hessp: Callable[..., Any] | None = None,
     args: tuple[Any, ...] = (),
-    eps: float = 1e-5,
-    eps_curvature: float | None = None,
+    tol: float = 1e-5,
+    curvature_tol: float | None = None,
     confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
     hvp: HvpMode = "auto",
+    **others: Never,
 ) -> Certificate:
-    """Return the certificate of x: whether it is an ε-second-order point, ‖∇f(x)‖ ≤ ε and λ_min(∇²f(x)) ≥ −ε.
+    """Return the certificate of x: whether it is a second-order point, ‖∇f‖ ≤ tol and λ_min(∇²f) ≥ −curvature_tol.
 
     Parameters
     ----------
@@ -38,10 +41,10 @@ def certificate(
         The objective, as in `minimize`: a torch function, NumPy callables, a `FiniteSum` or an `Oracle`.
     x : array, Tensor or pytree of these
         The point.
-    eps : float
+    tol : float
         Tolerance on the gradient norm.
-    eps_curvature : float, optional
-        Tolerance on −λ_min; by default `eps`.
+    curvature_tol : float, optional
+        Tolerance on −λ_min; by default `tol`.
     confidence : float
         Probability with which the error bound holds, over the random start vector.
     max_products : int, optional
@@ -69,20 +72,21 @@ def certificate(
     >>> print(sanc.certificate(lambda x: x[0] ** 2 - x[1] ** 2, torch.zeros(2)).saddle)
     True
     """
-    require(eps is not None, "eps", eps, "pass a positive number")
-    require_number("eps", eps)
-    require_number("eps_curvature", eps_curvature)
+    if others:
+        reject_arguments("certificate", others, inspect.signature(certificate).parameters)
+    require_positive("tol", tol)
+    require_positive("curvature_tol", curvature_tol, optional=True)
     require_fraction("confidence", confidence, "pass a probability between 0 and 1")
-    require_integer("max_products", max_products, 1)
-    require_integer("seed", seed, 0, none=False)
+    require_integer("max_products", max_products, 1, optional=True)
+    require_integer("seed", seed, 0)
     one_of("hvp", hvp, HVP_MODES)
     oracle, point, _ = build_oracle(fun, x, jac=jac, hess=hess, hessp=hessp, args=args, hvp=hvp, name="x")
     with torch_modes(oracle):
         result, _ = probe(
             oracle,
             point,
-            eps_gradient=eps,
-            eps_curvature=eps if eps_curvature is None else eps_curvature,
+            gradient_tolerance=tol,
+            curvature_tolerance=tol if curvature_tol is None else curvature_tol,
             confidence=confidence,
             max_products=max_products,
             seed=seed,

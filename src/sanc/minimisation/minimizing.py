@@ -34,7 +34,7 @@ from sanc.errors import (
     one_of,
     require,
     require_integer,
-    require_number,
+    require_positive,
     shown,
     warn,
 )
@@ -320,7 +320,7 @@ def _check_choices(hvp: Any, seed: Any, resume: Any, flags: Mapping[str, Any]) -
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in flags.items():
         require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
-    require_integer("seed", seed, 0, none=False)
+    require_integer("seed", seed, 0)
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
 
 
@@ -402,10 +402,10 @@ def _checked_limits(
     """Return the tolerances and limits of a run after checks; a limit that is None is infinite."""
     numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
     for name, value in numbers.items():
-        require_number(name, value)
-    require_integer("max_iter", max_iter, 0)
-    require_integer("max_products", max_products, 1)
-    require_integer("max_nfev", max_nfev, 1)
+        require_positive(name, value, optional=True)
+    require_integer("max_iter", max_iter, 0, optional=True)
+    require_integer("max_products", max_products, 1, optional=True)
+    require_integer("max_nfev", max_nfev, 1, optional=True)
     return Limits(
         tol=tol,
         default_tol=default_tol,

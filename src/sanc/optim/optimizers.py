@@ -145,12 +145,12 @@ class CubicOptimizer(Optimizer):
             )
         method = self._compose(preset, options)
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
-        require_integer("microbatch", microbatch, 1)
+        require_integer("microbatch", microbatch, 1, optional=True)
         for name, value in (("capture", capture), ("check", check)):
             if not isinstance(value, bool):
                 raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: pass True or False.")
-        require_integer("seed", seed, 0)
-        require_integer("compare_every", compare_every, 0)
+        require_integer("seed", seed, 0, optional=True)
+        require_integer("compare_every", compare_every, 0, optional=True)
         super().__init__(_checked_params(params), {"lr": lr, "weight_decay": weight_decay, "frozen": False})
         self.defaults["momentum"] = 0.0  # OneCycleLR and CyclicLR require it, and set it in groups, without effect
         mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)

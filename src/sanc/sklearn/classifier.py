@@ -41,11 +41,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         """Raise an error for parameters that are out of range."""
         require(is_number(self.tol) and self.tol > 0, "tol", self.tol, "pass a positive number")
-        require_integer("max_iter", self.max_iter, 1, none=False)
+        require_integer("max_iter", self.max_iter, 1)
         require_bool("fit_intercept", self.fit_intercept)
         require_bool("warm_start", self.warm_start)
         if not isinstance(self.verbose, bool):
-            require_integer("verbose", self.verbose, 0, none=False)
+            require_integer("verbose", self.verbose, 0)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the coefficients.

@@ -157,7 +157,7 @@ class Softmax(LinearSum):
         **others: Never,
     ) -> None:
         reject_others(type(self), others)
-        require_integer("classes", classes, 2)
+        require_integer("classes", classes, 2, optional=True)
         self.columns = classes or 0  # 0 until `labels` counts the classes
         super().__init__(X, y, penalty, strength, weights=weights, intercept=intercept)
 

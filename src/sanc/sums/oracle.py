@@ -77,7 +77,7 @@ def require_sum(problem: FiniteSum) -> None:
     """Raise an `ArgumentError` if a subclass of `FiniteSum` does not set `n`, `dim` and `dtype`."""
     kind = type(problem).__name__
     for name in ("n", "dim"):
-        require_integer(f"{kind}.{name}", getattr(problem, name, None), 1, none=False)
+        require_integer(f"{kind}.{name}", getattr(problem, name, None), 1)
     dtype = getattr(problem, "dtype", None)
     fits = dtype is not None and dtype in (np.dtype("float32"), np.dtype("float64"))
     require(fits, f"{kind}.dtype", dtype, "set it to np.dtype of float32 or float64")

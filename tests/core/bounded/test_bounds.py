@@ -13,7 +13,7 @@ import torch
 from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, BoundedModel, _BoxModel, _Quadratic
 from sanc.core.point import Point, State
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.functions.oracle import CallableOracle
 from sanc.presets import PRESETS
 
@@ -84,7 +84,7 @@ def test_a_face_has_the_rows_and_columns_of_its_free_variables(rng):
     assert np.allclose(face.hessian(x)(v), hessian[np.ix_([0, 2, 3], [0, 2, 3])] @ v)
     assert face.full_point(x) is face.full_point(x) and face.full_point(x).tolist() == full.tolist()
     assert face.full_vector(v).tolist() == [v[0], 0.0, v[1], v[2], 0.0] and face.full_oracle is face.inner
-    plain, scaled = face.inner, ScaledOracle(face.inner, -3)
+    plain, scaled = face.inner, ScaledObjectiveOracle(face.inner, -3)
     assert scaled.unscaled_oracle is plain and scaled.full_oracle is scaled and scaled.exponent == -3
     assert plain.unscaled_oracle is plain.full_oracle is plain and plain.exponent == 0 and plain.free_indices is None
     assert plain.full_point(full) is full and plain.full_vector(full) is full

@@ -74,7 +74,7 @@ def step(oracle, x, s, iteration=0, rho=1.0):
 
 
 def ending(monitor, oracle, *args, **kwargs):
-    return monitor.ending_after(oracle, step(oracle, *args, **kwargs), first_length=1.0, needs_products=False)
+    return monitor.ending_after(oracle, step(oracle, *args, **kwargs), first_length_scale=1.0, needs_products=False)
 
 
 X, S = np.array([-1.2, 1.0]), np.array([1e-3, 2e-3])

@@ -17,7 +17,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.spectrum.product_errors import NONLINEARITY_FACTOR, measure_nonlinearity
-from sanc.core.units import length_at
+from sanc.core.units import length_scale_at
 
 ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
 """Seeds of the random directions of tests, so that they differ from each other."""
@@ -31,11 +31,11 @@ _ASYMMETRY_TOLERANCE = 1e-4
 """Relative size of vᵀHu − uᵀHv above which products are inconsistent. It is smaller than `_DERIVATIVE_TOLERANCE`, since
 products have no truncation error."""
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
-"""Steps of central differences, relative to a length: around eps^(1/3), where truncation and roundoff balance, which is
-6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
+"""Steps of central differences, relative to the length scale: around eps^(1/3), where truncation and roundoff balance,
+which is 6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
 _SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, *(10.0**-k for k in range(4, 13)))
-"""Steps of second differences, relative to a length: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32. The length
-is far too large if a constant in f is, hence the shortest ones."""
+"""Steps of second differences, relative to the length scale: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32. The
+length scale is far too large if a constant in f is, hence the shortest ones."""
 _SMALL_GRADIENT_STEPS = (1e-4, 1e-6)
 """Steps of the two central differences that have to agree before a small gradient is called inconsistent."""
 _MIN_DERIVATIVE_RATIO, _ROUNDOFF_MARGIN = 10.0, 100.0
@@ -52,9 +52,9 @@ _MIN_REPORTED_NOISE = 1e2
 """Noise of f, in units of its rounding error, that is reported after a stall."""
 MAX_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
-NOISE_SPACING, MIN_LENGTH_FRACTION = 1e3, 1e-2
+NOISE_SPACING, MIN_SCALE_FRACTION = 1e3, 1e-2
 """Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
-that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length."""
+that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length scale."""
 NOISE_DIFFERENCES = 3
 """Differences from which the noise of gradients is estimated are of this order."""
 DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
@@ -65,7 +65,7 @@ line that is 1e-3 of them, by `NOISE_SPACING`, and more across it if f changes f
 the roundoff of f."""
 
 
-def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length: float) -> tuple[float, float]:
+def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
     Central differences with four steps, relative to the length scale at x, are computed. If one of them agrees with the
@@ -77,7 +77,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length: float)
     if not norm > 0.0:
         return 1.0, 0.0
     direction, ratios, roundings = g / norm, [], []
-    for step in (length_at(first_length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (length_scale_at(first_length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
         ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
         rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max)  # values may underflow
@@ -94,14 +94,14 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length: float)
     return ratio, error
 
 
-def find_wrong_gradient(oracle: Oracle, x: Vector, first_length: float) -> str:
+def find_wrong_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
     """Describe how the values near x contradict the gradient."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
-        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, first_length)
+        error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, first_length_scale)
     if error > _DERIVATIVE_TOLERANCE * oracle.space.norm(oracle.gradient(x)[1]):
         return ""  # the gradient is differenced, and too inaccurate for a comparison
-    ratio, error = differenced_derivative_ratio(oracle, x, first_length)
+    ratio, error = differenced_derivative_ratio(oracle, x, first_length_scale)
     if not abs(ratio - 1.0) > _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
         return ""
     if abs(ratio + 1.0) <= _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
@@ -112,7 +112,7 @@ def find_wrong_gradient(oracle: Oracle, x: Vector, first_length: float) -> str:
     )
 
 
-def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length: float) -> float:
+def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: float) -> float:
     """Estimate the norm of the rounding error of an exact gradient at x; 0 if a product is not finite.
 
     Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
@@ -132,26 +132,28 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length: float) -
     finally:
         operator.release()
     sum_error = space.eps * math.sqrt(2.0 * hessian_norm) * math.sqrt(abs(value))
-    return ROUNDING_ERRORS * (space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, first_length)))
+    return ROUNDING_ERRORS * (
+        space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, first_length_scale))
+    )
 
 
-def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length: float, seed: int = 0) -> float:
+def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length_scale: float, seed: int = 0) -> float:
     """Estimate the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
-    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length, seed)]
+    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length_scale, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
     return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
 
-def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length: float) -> str:
+def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
     """Describe a directional derivative of f at x that is far larger than the small gradient there.
 
-    Central differences along a random direction with two steps, far below `first_length`, have to agree.
+    Central differences along a random direction with two steps, far below `first_length_scale`, have to agree.
     """
     space, (_, g) = oracle.space, oracle.gradient(x)
     d = space.normal(np.random.default_rng(0))
     expected, derivatives = space.dot(g, d), []
-    for step in (first_length * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
+    for step in (first_length_scale * fraction / space.norm(d) for fraction in _SMALL_GRADIENT_STEPS):
         ahead, behind = oracle.value(x + d * step), oracle.value(x - d * step)
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
@@ -194,14 +196,14 @@ def truncation_message(gradient_error: float) -> str:
     return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
 
 
-def find_missed_curvature(oracle: Oracle, x: Vector, first_length: float, tolerance: float) -> str:
+def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, tolerance: float) -> str:
     """Describe a curvature of f at x that differences of the caller's gradient miss.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
     with far longer steps, detect it. They are computed along a random direction, with steps relative to the length
-    scale at x; `first_length` is 0 if it is not known. If one of them agrees with the product up to `tolerance`, the
-    product is consistent. Otherwise the one with the smallest error is used. The product is inconsistent if it misses
-    the whole curvature of f, or has a larger error than that.
+    scale at x; `first_length_scale` is 0 if it is not known. If one of them agrees with the product up to `tolerance`,
+    the product is consistent. Otherwise the one with the smallest error is used. The product is inconsistent if it
+    misses the whole curvature of f, or has a larger error than that.
     """
     space, operator = oracle.space, oracle.hessian(x)
     d = space.normal(np.random.default_rng((0, _CURVATURE_SEED)))
@@ -228,8 +230,8 @@ def find_missed_curvature(oracle: Oracle, x: Vector, first_length: float, tolera
     balanced = math.sqrt(
         _SECOND_DIFFERENCE_ERRORS * space.eps * abs(value) / tolerance
     )  # with this step the roundoff is the tolerance
-    length = length_at(first_length, space.norm(x)) or 1.0
-    steps = (*(length * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length)
+    length_scale = length_scale_at(first_length_scale, space.norm(x)) or 1.0
+    steps = (*(length_scale * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length_scale)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
         return ""
@@ -330,7 +332,7 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
     return entries
 
 
-def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:
+def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
     """Describe a Hessian product of the caller at x that differences of the caller's gradient contradict.
 
     They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
@@ -341,13 +343,13 @@ def find_wrong_product(oracle: Oracle, x: Vector, first_length: float) -> str:
     space = oracle.space
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
     relative = space.vector(space.tensor(d) * space.tensor(x).abs())
-    cause = _contradiction_along(oracle, x, d, first_length)
+    cause = _contradiction_along(oracle, x, d, first_length_scale)
     if not cause or not space.norm(relative) > 0.0:
         return cause
-    return cause if _contradiction_along(oracle, x, relative, first_length) else ""
+    return cause if _contradiction_along(oracle, x, relative, first_length_scale) else ""
 
 
-def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length: float) -> str:
+def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scale: float) -> str:
     """Describe the Hessian product along d if central differences of the gradient contradict it.
 
     They have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees with it,
@@ -362,7 +364,7 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length: flo
     finally:
         operator.release()
     quotients = []
-    for step in (length_at(first_length, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (length_scale_at(first_length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ends = [x + d * step, x - d * step]
         if not all(map(oracle.is_inside, ends)):
             return ""
@@ -388,7 +390,7 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length: flo
 
 
 def find_noise(
-    oracle: Oracle, x: Vector, first_length: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
+    oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
 ) -> str:
     """Describe noise in f near x that exceeds `limit` times its rounding error.
 
@@ -396,30 +398,30 @@ def find_noise(
     rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
     """
     space = oracle.space
-    values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length, seed)])
+    values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length_scale, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
         noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
         largest_change = float(np.max(np.abs(np.diff(values))))
         by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
         return ""
-    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, first_length):
+    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, first_length_scale):
         return ""
     return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
 
 
-def _points_on_line(space: Space, x: Vector, first_length: float, seed: int) -> list[Vector]:
+def _points_on_line(space: Space, x: Vector, first_length_scale: float, seed: int) -> list[Vector]:
     """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
     d = space.normal(np.random.default_rng((seed, NOISE_SEED)))
-    step = NOISE_SPACING * space.eps * max(space.norm(x), MIN_LENGTH_FRACTION * first_length) / space.norm(d)
+    step = NOISE_SPACING * space.eps * max(space.norm(x), MIN_SCALE_FRACTION * first_length_scale) / space.norm(d)
     return [x + d * (step * k) for k in range(-3, 4)]
 
 
-def find_stall_cause(oracle: Oracle, x: Vector, first_length: float) -> str:
+def find_stall_cause(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
     """Describe what may have stalled a run."""
     return (
         find_asymmetry(oracle, x)
-        or find_noise(oracle, x, first_length)
-        or find_wrong_gradient(oracle, x, first_length)
-        or find_wrong_product(oracle, x, first_length)
+        or find_noise(oracle, x, first_length_scale)
+        or find_wrong_gradient(oracle, x, first_length_scale)
+        or find_wrong_product(oracle, x, first_length_scale)
     )

@@ -50,7 +50,7 @@ def stationary_ending(run: Run) -> Ending:
     max_products = run.limits.max_products
     measured = _is_uncapped_first_point(run)
     if measured and run.oracle.gradient_of_caller:
-        cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length)
+        cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
         if cause:
             return Ending(Status.INCONSISTENT, cause)
     if run.iterations and not run.limits.certify:
@@ -126,7 +126,7 @@ def stall_ending(run: Run) -> Ending:
     stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
-    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length)
+    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length_scale)
     if not cause and run.needs_products:
         with run.oracle.uncounted():
             cause = consistency.find_different_scales(run.oracle, run.x)
@@ -138,7 +138,7 @@ def limit_cause(run: Run) -> str:
     if run.iterations < _LONG_RUN_ITERATIONS:
         return ""
     with run.oracle.uncounted():
-        return consistency.find_wrong_product(run.oracle, run.x, run.first_length)
+        return consistency.find_wrong_product(run.oracle, run.x, run.first_length_scale)
 
 
 def _roundoff_ending(run: Run) -> Ending:
@@ -153,7 +153,7 @@ def _roundoff_ending(run: Run) -> Ending:
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
     with oracle.uncounted():
-        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.first_length), None
+        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
         by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
         predicts_none = all(
             record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
@@ -227,4 +227,4 @@ def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
     if not (oracle.gradient_of_caller and oracle.differenced_products):
         return ""
     with oracle.uncounted():
-        return consistency.find_missed_curvature(oracle, run.x, run.units.length, cert.eps_curvature)
+        return consistency.find_missed_curvature(oracle, run.x, run.units.length_scale, cert.curvature_tolerance)

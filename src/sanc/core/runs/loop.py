@@ -17,10 +17,10 @@ from sanc.core.runs.convergence import (
     stationary_ending,
 )
 from sanc.core.runs.faces import enter_face, release_weak_bounds
-from sanc.core.runs.rescaled import in_scaled_variables
 from sanc.core.runs.run import Run
 from sanc.core.runs.saddle import leave_saddle
-from sanc.core.runs.scaled import scaling_exponent
+from sanc.core.runs.scaled_objective import objective_exponent
+from sanc.core.runs.scaled_variables import in_scaled_variables
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.runs.step_checks import MadeStep
 from sanc.core.space import ROUNDING_ERRORS, Vector
@@ -38,18 +38,18 @@ def run_to_end(
         deadline = clock() + run.limits.max_time
         run.time_is_up = lambda: clock() >= deadline
     if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
-        run.scale_objective(scaling_exponent(run.oracle, run.x))
+        run.scale_objective(objective_exponent(run.oracle, run.x))
     while True:
-        run = in_scaled_variables(run) if run.scaling_is_due else run
+        run = in_scaled_variables(run) if run.variable_scaling_is_due else run
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
         if ending.status is None:
             continue
-        scaled = in_scaled_variables(run) if ending.status is Status.STALLED else run
-        if scaled is run:
+        continued = in_scaled_variables(run) if ending.status is Status.STALLED else run
+        if continued is run:
             run.cause = ending.cause
             enter_face(run)
             return run, ending.status
-        run = scaled
+        run = continued
 
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
@@ -67,7 +67,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
     ending = run.step_monitor.ending_after(
-        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length, run.needs_products
+        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length_scale, run.needs_products
     )
     return Ending(Status.CALLBACK) if report(run) else ending
 
@@ -109,7 +109,7 @@ def _leave_weak_bounds(run: Run) -> bool:
     certificate = run.certificate
     if not (run.needs_products and release_weak_bounds(run)):
         return False
-    if not run.units.length:  # the start had no free variable
+    if not run.units.length_scale:  # the start had no free variable
         run.initial_units = measure_first_units(run)
     moved = leave_saddle(run)
     if not moved:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sanc.core.caching import MAX_REMEMBERED_POINTS, RecentCache
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
 
@@ -145,7 +145,7 @@ class PreconditionedRun(Run):
         self._limit_accuracy()
 
     @property
-    def can_rescale(self) -> bool:
+    def can_scale_variables(self) -> bool:
         return False
 
     @property
@@ -206,7 +206,7 @@ class PreconditionedRun(Run):
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
         original, exponent = self.unscaled_oracle, self.full_oracle.exponent
         if exponent:
-            original = ScaledOracle(original, exponent)
+            original = ScaledObjectiveOracle(original, exponent)
         certificate, v = self._probe(original, self.point, max_products, seed)
         direction: Any = self.preconditioned_oracle.solve(v)
         norm = self.oracle.space.norm(direction)

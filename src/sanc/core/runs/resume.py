@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from sanc.core.meter import Meter
-from sanc.core.runs.rescaled import saved_scales, with_scales
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled import require_exponent
+from sanc.core.runs.scaled_objective import require_objective_exponent
+from sanc.core.runs.scaled_variables import saved_variable_scales, with_variable_scales
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.saved import numbers_of, require_fields, require_mapping, require_vector, state_error
@@ -41,14 +41,14 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
 
     It is another run if the earlier one was in scaled variables.
     """
-    exponents = saved_scales(state, run.oracle.space.dim)
+    exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:
-        if not run.can_rescale:
+        if not run.can_scale_variables:
             raise ArgumentError(
                 "resume is of a run that continued in scaled variables, without bounds and sigma0: leave them out, or "
                 "start a new run from its x."
             )
-        run = with_scales(run, exponents)
+        run = with_variable_scales(run, exponents)
     tensors = _check_iteration_state(run, state)
     _check_progress(state)
     oracle_numbers, exponent = _check_oracle_state(run, state["oracle"])
@@ -72,7 +72,7 @@ def _check_oracle_state(run: Run, saved: Any) -> tuple[dict[str, Any], int]:
     names, numbers = run.oracle.numbers().keys(), require_mapping("resume['oracle']", saved)
     if set(numbers) - {"exponent"} != set(names):
         raise state_error("resume['oracle']", sorted(map(str, numbers)), f"{sorted(names)}")
-    exponent = require_exponent(run.oracle, numbers)
+    exponent = require_objective_exponent(run.oracle, numbers)
     return {name: numbers[name] for name in names}, exponent
 
 

@@ -11,7 +11,7 @@ from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.space import Vector
@@ -50,7 +50,7 @@ class Limits:
     max_products: int | None
     max_nfev: float = math.inf
 
-    def scaled(self, factor: float) -> Limits:
+    def with_scaled_objective(self, factor: float) -> Limits:
         """Return the limits of a run on factor · f."""
         curvature_tol = None if self.curvature_tol is None else self.curvature_tol * factor
         return replace(self, tol=self.tol * factor, curvature_tol=curvature_tol)
@@ -155,32 +155,31 @@ class Run:
     def units(self) -> Units:
         """The units of the first point, from the iteration or as measured before it."""
         units = self.iteration.units
-        return units if units.length else self.initial_units
+        return units if units.length_scale else self.initial_units
 
     @property
-    def first_length(self) -> float:
+    def first_length_scale(self) -> float:
         """The length scale of the first point, or 1 if it is not known."""
-        return self.units.length or 1.0
+        return self.units.length_scale or 1.0
 
-    def reset_units(self) -> None:
-        """Reset σ and the units, so that the next iteration begins with σ0 and measures the units again."""
-        sigma0 = self.iteration.method.initial_sigma_rule.sigma0
-        first = {"sigma": sigma0, "last_step_norm": 0.0, "last_grad_norm": 0.0, "unit_length": 0.0, "unit_cubic": 0.0}
-        self.iteration.replace_numbers(**first)
+    def reset_sigma_and_units(self) -> None:
+        """Reset σ, the last norms and the units, so that the next iteration begins with σ0 and measures the units."""
+        unknown = dict.fromkeys(("last_step_norm", "last_grad_norm", "first_length_scale", "unit_cubic"), 0.0)
+        self.iteration.replace_numbers(sigma=self.iteration.method.initial_sigma_rule.sigma0, **unknown)
 
     def move_to(self, point: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
         self.x = point
 
     @property
-    def can_rescale(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.rescaled`); not with a given σ0."""
+    def can_scale_variables(self) -> bool:
+        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
         method = self.iteration.method
         sigma_has_units = method.initial_sigma_rule.measures_sigma0
         return sigma_has_units and method.needs_products and self.oracle.exact and self.box is None
 
     @property
-    def scaling_is_due(self) -> bool:
+    def variable_scaling_is_due(self) -> bool:
         """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled.
 
         Scales may look like noise of f, too; a run that resumes there measures them.
@@ -202,8 +201,8 @@ class Run:
         return probe(
             oracle,
             x,
-            eps_gradient=self.gradient_tolerance,
-            eps_curvature=self.curvature_tolerance,
+            gradient_tolerance=self.gradient_tolerance,
+            curvature_tolerance=self.curvature_tolerance,
             max_products=max_products,
             seed=seed,
             time_is_up=self.time_is_up,
@@ -242,7 +241,8 @@ class Run:
         factor = math.ldexp(1.0, exponent)
         if not exponent or self.limits.tol * factor == math.inf:
             return
-        self.oracle, self.limits = ScaledOracle(self.oracle, exponent), self.limits.scaled(factor)
+        self.oracle = ScaledObjectiveOracle(self.oracle, exponent)
+        self.limits = self.limits.with_scaled_objective(factor)
         self.iteration.set_tolerance(self.limits.tol)
 
     def unscaled_record(self, record: Record) -> Record:
@@ -259,7 +259,7 @@ class Run:
         if cert is None or self.scale_of_f == 1.0:
             return cert
         names = ["grad_norm", "lambda_min", "error_bound", "ritz_error", "residual", "asymmetry"]
-        names += ["eps_gradient", "eps_curvature"]
+        names += ["gradient_tolerance", "curvature_tolerance"]
         return replace(cert, **{name: getattr(cert, name) / self.scale_of_f for name in names})
 
     @property

@@ -8,7 +8,7 @@ from sanc.core.runs.run import Run
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
-from sanc.core.units import length_at
+from sanc.core.units import length_scale_at
 
 
 def leave_saddle(run: Run) -> bool:
@@ -23,7 +23,7 @@ def leave_saddle(run: Run) -> bool:
     if lower_point is None:
         return False
     run.x, run.certificate, run.stall_monitor = lower_point, None, StallMonitor()
-    run.reset_units()
+    run.reset_sigma_and_units()
     return True
 
 
@@ -36,9 +36,9 @@ def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:
     ‖x‖ or the length scale.
     """
     space, (value, g) = run.oracle.space, run.oracle.gradient(run.x)
-    f_length = math.sqrt(max(abs(value), 1.0 / space.max) / -cert.lambda_min)  # f may have underflowed to 0
-    max_step = max(f_length, length_at(run.units.length, space.norm(run.x)))
-    first_step = max(math.sqrt(2.0 * space.eps) * f_length, math.sqrt(space.eps) * max_step)
+    f_scale = math.sqrt(max(abs(value), 1.0 / space.max) / -cert.lambda_min)  # f may have underflowed to 0
+    max_step = max(f_scale, length_scale_at(run.units.length_scale, space.norm(run.x)))
+    first_step = max(math.sqrt(2.0 * space.eps) * f_scale, math.sqrt(space.eps) * max_step)
     sign = -math.copysign(1.0, space.dot(g, v))
     for direction in (v * sign, v * -sign):
         lower_point = _search_along(run, direction, first_step, max_step, value - space.eps * abs(value))

@@ -72,11 +72,11 @@ class StepMonitor:
     noise_checked: bool = False
     noise_found: bool = False
 
-    def ending_after(self, oracle: Oracle, step: MadeStep, first_length: float, needs_products: bool) -> Ending:
+    def ending_after(self, oracle: Oracle, step: MadeStep, first_length_scale: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return CONTINUE
-        cause = self._gradient_cause(oracle, step, first_length)
+        cause = self._gradient_cause(oracle, step, first_length_scale)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
         if checks_symmetry and not cause:
             cause = consistency.find_asymmetry(oracle, step.after)
@@ -84,11 +84,11 @@ class StepMonitor:
             return Ending(Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
-            cause = consistency.find_noise(oracle, step.after, first_length, consistency.MAX_NOISE)
+            cause = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
             self.noise_found = bool(cause)
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
-    def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length: float) -> str:
+    def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length_scale: float) -> str:
         """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
             return ""
@@ -97,7 +97,7 @@ class StepMonitor:
         self.mismatches += 1
         if not step.stays and self.mismatches <= _MAX_MISMATCHES:
             return ""
-        cause = consistency.find_wrong_gradient(oracle, step.after, first_length)
+        cause = consistency.find_wrong_gradient(oracle, step.after, first_length_scale)
         self.gradient_verified = not cause
         return cause
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import Space, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import Krylov, NonFiniteProductError
 from sanc.core.spectrum.monitored_lanczos import CurvatureBound, MonitoredLanczos, bound_curvature, monitored_lanczos
+from sanc.errors import missing_attribute
 
 DEFAULT_CONFIDENCE = 0.99
 """Probability with which a certificate holds, if the caller chooses none."""
@@ -25,7 +27,15 @@ _MAX_FULL_SPACE_DIM = 100
 """Largest dimension in which a thorough certificate uses the full space: 100 products are cheap there."""
 
 
-@dataclass(frozen=True, slots=True)
+_FORMER_NAMES = {
+    "eps_gradient": "use gradient_tolerance",
+    "eps_curvature": "use curvature_tolerance",
+    "rounding": "use ritz_error",
+}
+"""Attributes of certificates of earlier versions, and what to use instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """Bounds on the curvature at a point.
 
@@ -46,8 +56,8 @@ class Certificate:
     confidence : float
         The probability, of this certificate alone; 1 if the Krylov space is the whole space. At least one of m
         certificates fails with probability at most m (1 − confidence).
-    eps_gradient, eps_curvature : float
-        The tolerances.
+    gradient_tolerance, curvature_tolerance : float
+        The tolerances on ‖g‖ and on −λ_min.
     products : int
         Hessian products spent.
     """
@@ -59,14 +69,19 @@ class Certificate:
     residual: float
     asymmetry: float
     confidence: float
-    eps_gradient: float
-    eps_curvature: float
+    gradient_tolerance: float
+    curvature_tolerance: float
     products: int
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _FORMER_NAMES)
 
     @property
     def stationary(self) -> bool:
-        """Whether ‖g‖ ≤ eps_gradient."""
-        return self.grad_norm <= self.eps_gradient
+        """Whether ‖g‖ ≤ gradient_tolerance."""
+        return self.grad_norm <= self.gradient_tolerance
 
     @property
     def lower_bound(self) -> float:
@@ -76,12 +91,12 @@ class Certificate:
     @property
     def saddle(self) -> bool:
         """Whether negative curvature beyond tolerance and roundoff was found; this is certain, not probable."""
-        return self.lambda_min + self.ritz_error < -self.eps_curvature
+        return self.lambda_min + self.ritz_error < -self.curvature_tolerance
 
     @property
     def second_order(self) -> bool:
         """Whether x is certified as an ε-second-order point."""
-        return self.stationary and self.lower_bound >= -self.eps_curvature
+        return self.stationary and self.lower_bound >= -self.curvature_tolerance
 
     @property
     def inconsistent(self) -> bool:
@@ -113,8 +128,8 @@ def probe(
     oracle: Oracle,
     x: Vector,
     *,
-    eps_gradient: float,
-    eps_curvature: float,
+    gradient_tolerance: float,
+    curvature_tolerance: float,
     confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
@@ -125,8 +140,8 @@ def probe(
     explored = explore(
         oracle,
         x,
-        eps_gradient=eps_gradient,
-        eps_curvature=eps_curvature,
+        gradient_tolerance=gradient_tolerance,
+        curvature_tolerance=curvature_tolerance,
         confidence=confidence,
         max_products=max_products,
         seed=seed,
@@ -134,6 +149,16 @@ def probe(
         time_is_up=time_is_up,
     )
     return explored.certificate, explored.leftmost_vector()
+
+
+UNKNOWN_CURVATURE: dict[str, Any] = {
+    "lambda_min": math.nan,
+    "error_bound": math.inf,
+    "ritz_error": math.inf,
+    "residual": math.nan,
+    "asymmetry": 0.0,
+}
+"""The bounds of a certificate where a Hessian product is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +206,8 @@ def explore(
     oracle: Oracle,
     x: Vector,
     *,
-    eps_gradient: float,
-    eps_curvature: float,
+    gradient_tolerance: float,
+    curvature_tolerance: float,
     confidence: float = DEFAULT_CONFIDENCE,
     max_products: int | None = None,
     seed: int = 0,
@@ -198,17 +223,18 @@ def explore(
     """
     space = oracle.space
     _, g = oracle.gradient(x)
+    common = {"gradient_tolerance": gradient_tolerance, "curvature_tolerance": curvature_tolerance}
     if space.dim == 0:  # with bounds, if no variable is free
-        return Exploration(Certificate(0.0, math.inf, 0.0, 0.0, 0.0, 0.0, 1.0, eps_gradient, eps_curvature, 0), x)
-    common = {"grad_norm": _norm(space, g), "eps_gradient": eps_gradient, "eps_curvature": eps_curvature}
+        exact = dict.fromkeys(("grad_norm", "error_bound", "ritz_error", "residual", "asymmetry"), 0.0)
+        return Exploration(Certificate(**common, **exact, lambda_min=math.inf, confidence=1.0, products=0), x)
+    common["grad_norm"] = _norm(space, g)
     needed = relative_error if thorough else None
     with monitored_lanczos(oracle, x, seed) as process:
         krylov = process.krylov
         try:
-            bound = _extend_until_decided(process, confidence, eps_curvature, max_products, needed, time_is_up)
+            bound = _extend_until_decided(process, confidence, curvature_tolerance, max_products, needed, time_is_up)
         except NonFiniteProductError:
-            unknown = {"lambda_min": math.nan, "error_bound": math.inf, "ritz_error": math.inf, "residual": math.nan}
-            cert = Certificate(**common, **unknown, asymmetry=0.0, confidence=confidence, products=krylov.dim + 1)
+            cert = Certificate(**common, **UNKNOWN_CURVATURE, confidence=confidence, products=krylov.dim + 1)
             return Exploration(cert, process.start)
     cert = Certificate(
         **common,
@@ -226,7 +252,7 @@ def explore(
 def _extend_until_decided(
     process: MonitoredLanczos,
     confidence: float,
-    eps_curvature: float,
+    curvature_tolerance: float,
     max_products: int | None,
     relative_error: float | None,
     time_is_up: Callable[[], bool],
@@ -236,7 +262,7 @@ def _extend_until_decided(
     for must_stop in process.extend_between_tests(max_products, _SPARSE_TEST_DIVISOR, time_is_up):
         bound = bound_curvature(process, confidence, lower)
         lower = bound.lower
-        is_decided = _is_decided(bound, process, eps_curvature * process.product_scale, relative_error)
+        is_decided = _is_decided(bound, process, curvature_tolerance * process.product_scale, relative_error)
         if must_stop or is_decided or (bound.cannot_improve and is_large):
             break
     return bound

@@ -45,7 +45,7 @@ def test_f_near_the_limits_of_its_type_has_the_steps_of_f(kind, exponent, dtype)
         assert ours.value == rounded(s * theirs.value)
         assert (ours.grad_norm, ours.sigma) == (s * theirs.grad_norm, s * theirs.sigma)
     ours, theirs = scaled.certificate, plain.certificate
-    assert ours.eps_gradient == s * tol and ours.eps_curvature == s * 1e-2 and ours.second_order
+    assert ours.gradient_tolerance == s * tol and ours.curvature_tolerance == s * 1e-2 and ours.second_order
     assert ours.lambda_min == pytest.approx(s * theirs.lambda_min, rel=1e-6)
 
 

@@ -24,7 +24,7 @@ _EXPONENT_MARGIN = 8
 """Exponents between the largest factor and the limit of the type, so that factor and inverse are normal numbers."""
 
 
-class ScaledOracle(WrappedOracle):
+class ScaledObjectiveOracle(WrappedOracle):
     """Evaluates 2^exponent · f, where `inner` is the oracle of f and counts the evaluations."""
 
     def __init__(self, inner: Oracle, exponent: int) -> None:
@@ -93,7 +93,7 @@ class _ScaledOperator(Operator):
         self.inner.release()
 
 
-def scaling_exponent(oracle: Oracle, x: Vector) -> int:
+def objective_exponent(oracle: Oracle, x: Vector) -> int:
     """Return the exponent by which to scale f, from the first gradient or, if that is zero, the first value.
 
     It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
@@ -127,7 +127,7 @@ def _largest_product_entry(oracle: Oracle, x: Vector) -> float:
         operator.release()
 
 
-def require_exponent(oracle: Oracle, numbers: Mapping[str, Any]) -> int:
+def require_objective_exponent(oracle: Oracle, numbers: Mapping[str, Any]) -> int:
     """Return the exponent in the saved numbers of an oracle, 0 if f was not scaled; raise an error if it is invalid."""
     exponent, bound = numbers.get("exponent", 0), _max_exponent(oracle) - _EXPONENT_MARGIN
     if type(exponent) is not int or abs(exponent) > bound:

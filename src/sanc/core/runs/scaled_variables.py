@@ -25,7 +25,7 @@ from sanc.core.runs.consistency import (
 )
 from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled import ScaledOracle
+from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.saved import state_error
 from sanc.core.spectrum.krylov import NonFiniteProductError
 
@@ -38,7 +38,7 @@ _MAX_EXPONENT = 1000
 """Largest exponent of a scale in a saved state; those of entries in float64 are below 540."""
 
 
-class RescaledOracle(PreconditionedOracle):
+class ScaledVariablesOracle(PreconditionedOracle):
     """Evaluates f as a function of y, where x_i = 2^exponents[i] · y_i."""
 
     def __init__(self, inner: Oracle, exponents: Sequence[int]) -> None:
@@ -53,15 +53,15 @@ class RescaledOracle(PreconditionedOracle):
 
 
 @dataclass
-class RescaledRun(PreconditionedRun):
+class ScaledVariablesRun(PreconditionedRun):
     """A run in scaled variables, which are scaled anew every `SCALING_INTERVAL` iterations."""
 
     @property
-    def can_rescale(self) -> bool:
+    def can_scale_variables(self) -> bool:
         return True
 
     @property
-    def scaling_is_due(self) -> bool:
+    def variable_scaling_is_due(self) -> bool:
         return self.iterations % SCALING_INTERVAL == 0 or self.step_monitor.noise_found
 
     @property
@@ -76,19 +76,19 @@ def in_scaled_variables(run: Run) -> Run:
 
     σ, the units and the gradient norms of the run so far belong to other variables, so they are reset.
     """
-    exponents = _new_exponents(run) if run.can_rescale else None
+    exponents = _new_exponents(run) if run.can_scale_variables else None
     if exponents is None:
         return run
     run.iteration.reset()
-    run.reset_units()
-    return with_scales(run, exponents)
+    run.reset_sigma_and_units()
+    return with_variable_scales(run, exponents)
 
 
-def with_scales(run: Run, exponents: Sequence[int]) -> Run:
+def with_variable_scales(run: Run, exponents: Sequence[int]) -> Run:
     """Return a run from the current point of another one, with its iteration, in variables with these scales."""
-    oracle, exponent = RescaledOracle(run.unscaled_oracle, exponents), run.full_oracle.exponent
-    return RescaledRun(
-        ScaledOracle(oracle, exponent) if exponent else oracle,
+    oracle, exponent = ScaledVariablesOracle(run.unscaled_oracle, exponents), run.full_oracle.exponent
+    return ScaledVariablesRun(
+        ScaledObjectiveOracle(oracle, exponent) if exponent else oracle,
         run.iteration,
         run.limits,
         oracle.solve(run.point),
@@ -121,7 +121,7 @@ def _new_exponents(run: Run) -> list[int] | None:
     return exponents if current is None or max(changes) >= _MIN_CHANGE else None
 
 
-def saved_scales(state: Mapping[str, Any], dim: int) -> list[int] | None:
+def saved_variable_scales(state: Mapping[str, Any], dim: int) -> list[int] | None:
     """Return the exponents in the state of a run in scaled variables; None for other states."""
     numbers = state.get("oracle")
     if not isinstance(numbers, Mapping) or "scales" not in numbers:
