@@ -313,6 +313,32 @@ def test_a_run_ends_at_a_root_at_which_variables_are_zero(name, options, scale):
     assert np.isfinite(res.certificate.eps_gradient) and res.optimality <= 1e-15 * scale**2
 
 
+def saturated(seed):
+    """Return saturated residuals of variables with scales from 1e-6 to 1e6, their Jacobian, and a start."""
+    rng = np.random.default_rng(seed)
+    n, m = int(rng.integers(1, 7)), int(rng.integers(1, 12))
+    A, b = rng.normal(size=(m, n)), rng.normal(size=m)
+    scales, x0 = 10.0 ** rng.integers(-6, 7, size=n), rng.normal(size=n) * (10.0 ** rng.integers(-2, 2))
+    slopes = lambda x: 1.0 - np.tanh(A @ (x / scales)) ** 2
+    return lambda x: np.tanh(A @ (x / scales)) - b, lambda x: slopes(x)[:, None] * A / scales, x0
+
+
+@pytest.mark.parametrize("seed", [*range(12), 33, 40, 96, 122])
+def test_a_right_jacobian_of_badly_scaled_variables_is_not_called_inconsistent(seed):
+    """Along the gradient they change over a far shorter length than the variables that have no effect."""
+    fun, jac, x0 = saturated(seed)
+    res = sanc.least_squares(fun, x0, jac)
+    assert res.success, res.message
+    assert np.linalg.norm(res.grad * res.x) <= 1e-6 * np.linalg.norm(res.fun) * np.linalg.norm(res.jac * res.x)
+
+
+@pytest.mark.parametrize("seed", [74, 112])
+def test_a_differenced_jacobian_is_not_called_inconsistent(seed):
+    fun, jac, x0 = saturated(seed)
+    differenced, exact = sanc.least_squares(fun, x0), sanc.least_squares(fun, x0, jac)
+    assert differenced.status is not sanc.Status.INCONSISTENT and differenced.cost <= exact.cost * (1.0 + 1e-6)
+
+
 def test_residuals_that_decrease_by_many_orders_from_a_far_start_are_not_taken_for_a_root():
     """The first residuals are e^40 times those of the solution. Steps first change the amplitude, by less and less."""
     x = np.linspace(0.0, 1.0, 20)

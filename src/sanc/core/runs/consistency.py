@@ -33,6 +33,8 @@ products have no truncation error."""
 _FIRST_DIFFERENCE_STEPS = (1e-4, 1e-2, 1e-3, 1e-6)
 """Steps of central differences, relative to the length scale: around eps^(1/3), where truncation and roundoff balance,
 which is 6e-6 in float64 and 5e-3 in float32. Functions with large third derivatives or noise need others."""
+_SHORT_DIFFERENCE_STEPS = tuple(10.0**-k for k in range(8, 300, 2))
+"""Further steps, of which only those are used at which f changes by more than its rounding error."""
 _SECOND_DIFFERENCE_STEPS = (1e-3, 1e-2, 1e-1, *(10.0**-k for k in range(4, 13)))
 """Steps of second differences, relative to the length scale: around eps^(1/4), 1e-4 in float64 and 2e-2 in float32. The
 length scale is far too large if a constant in f is, hence the shortest ones."""
@@ -68,23 +70,28 @@ the roundoff of f."""
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
-    Central differences with four steps, relative to the length scale at x, are computed. If one of them agrees with the
-    gradient, it is returned. Otherwise the two that agree best are used.
+    Central differences with four steps, relative to the length scale at x, are computed, and if none of them agrees with
+    the gradient, with shorter steps as long as roundoff permits: f may change over a far shorter length. If one of them
+    agrees with the gradient, it is returned. Otherwise the two of the four that agree best are used.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
     norm = space.norm(g)
     if not norm > 0.0:
         return 1.0, 0.0
-    direction, ratios, roundings = g / norm, [], []
-    for step in (length_scale_at(first_length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    direction, quotients = g / norm, []
+    length_scale = length_scale_at(first_length_scale, space.norm(x))
+    for fraction in (*_FIRST_DIFFERENCE_STEPS, *_SHORT_DIFFERENCE_STEPS):
+        step = length_scale * fraction
         ahead, behind = oracle.value(x + direction * step), oracle.value(x - direction * step)
-        ratios.append((0.5 * ahead - 0.5 * behind) / step / norm)
-        rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max)  # values may underflow
-        roundings.append(rounding / step / norm)
-        if abs(ratios[-1] - 1.0) <= _DERIVATIVE_TOLERANCE:
-            return ratios[-1], 0.0
-    pairs = itertools.combinations(zip(ratios, roundings, strict=True), 2)
+        ratio = (0.5 * ahead - 0.5 * behind) / step / norm
+        rounding = max(space.eps * max(abs(ahead), abs(behind)), 1.0 / space.max) / step / norm  # values may underflow
+        if fraction in _SHORT_DIFFERENCE_STEPS and rounding > _DERIVATIVE_TOLERANCE:
+            break
+        if abs(ratio - 1.0) <= _DERIVATIVE_TOLERANCE:
+            return ratio, 0.0
+        quotients.append((ratio, rounding))
+    pairs = itertools.combinations(quotients[: len(_FIRST_DIFFERENCE_STEPS)], 2)
     candidates = (
         (abs(ratio - other) + rounding + other_rounding, ratio)
         for (ratio, rounding), (other, other_rounding) in pairs
