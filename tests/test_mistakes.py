@@ -475,6 +475,7 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("three classes for an SVM", lambda: sanc.problems.NonconvexSVM(X.numpy(), Y.numpy()), "y holds 3 classes",
      "labels -1 and 1"),
     ("point and function exchanged", lambda: sanc.minimize(torch.ones(2), bowl), "x0 = <function", "function first"),
+    ("confidence of minimize", lambda: minimised(confidence=0.9), "confidence = 0.9", "sanc.certificate has it"),
     ("niter of minimize", lambda: minimised(niter=5), "niter = 5", "pass max_iter"),
     ("verbose of minimize", lambda: minimised(verbose=1), "verbose = 1", "disp=True"),
     ("grad of minimize", lambda: sanc.minimize(bowl, X, grad=1), "grad = 1", "as jac"),

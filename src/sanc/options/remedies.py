@@ -61,6 +61,7 @@ FOREIGN_TO_MINIMIZE = {
     "max_eval": "pass max_nfev",
     "verbose": "pass disp=True",
     "learning_rate": "leave it out, since the method determines the step size",
+    "confidence": "leave it out, since the certificate of a run holds with probability 0.99; sanc.certificate has it",
     "eps": "leave it out, since differences choose their own steps",
     "device": "leave it out, since the run is on the device of x0",
     "maximize": "leave it out, and minimise the negative of the objective",
