@@ -22,9 +22,10 @@ from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Branch
 from sanc.core.runs.callbacks import asks_to_stop
+from sanc.core.runs.limits import Limits
 from sanc.core.runs.loop import run_to_end
 from sanc.core.runs.resume import resume_run, save_run
-from sanc.core.runs.run import Limits, Run
+from sanc.core.runs.run import Run
 from sanc.core.runs.status import Status
 from sanc.core.units import default_tolerance
 from sanc.errors import (
@@ -33,6 +34,7 @@ from sanc.errors import (
     is_number,
     one_of,
     require,
+    require_bool,
     require_integer,
     require_positive,
     shown,
@@ -141,9 +143,9 @@ def minimize(
     preset: str | Method = "robust",
     curvature_tol: float | None = None,
     max_iter: int | None = 10_000,
+    max_nfev: int | None = None,
     max_calls: float | None = None,
     max_time: float | None = None,
-    max_nfev: int | None = None,
     batch_size: int | None = None,
     hessian_batch_size: int | None = None,
     objective_batch_size: int | None = None,
@@ -207,11 +209,9 @@ def minimize(
     curvature_tol : float, optional
         Largest −λ_min of a solution. By default √tol, or √(tol·L2) if f is small, with an estimate of the Lipschitz
         constant L2 of the Hessian at the first point.
-    max_iter, max_calls, max_time : number, optional
-        Limits on iterations, on `paper_calls` and on seconds; None is no limit. They are checked between iterations.
-        A certificate uses the remaining time, and at least one product.
-    max_nfev : int, optional
-        Limit on evaluations of `fun`, checked between iterations.
+    max_iter, max_nfev, max_calls, max_time : number, optional
+        Limits on iterations, on evaluations of `fun`, on `paper_calls` and on seconds; None is no limit. They are
+        checked between iterations. A certificate uses the remaining time, and at least one product.
     batch_size : int, optional
         Components in the gradient and Hessian samples of a finite sum; by default all.
     hessian_batch_size, objective_batch_size : int, optional
@@ -271,7 +271,7 @@ def minimize(
     """
     _reject_constraints(constraints)
     composed = _compose_method(method, preset, settings)
-    _check_choices(hvp, seed, resume, {"certify": certify, "disp": disp, "grow_samples": grow_samples})
+    _check_choices(hvp, seed, resume, {"disp": disp, "grow_samples": grow_samples})
     fun, ranks = _objective_on_ranks(fun, process_group)
     sizes = _sample_sizes(fun, composed, batch_size, hessian_batch_size, objective_batch_size, grow_samples)
     if "sampling" in settings and not any(sizes):
@@ -287,16 +287,17 @@ def minimize(
     oracle, x, unflatten = build_oracle(fun, x0, **derivatives, **samples)
     composed = with_matrices(composed) if oracle.has_matrix else composed
     box, x, composed = apply_bounds(bounds, x0, oracle, x, composed)
-    limits = _checked_limits(
-        _default_tol(oracle, jac) if tol is None else tol,
+    require_positive("tol", tol, optional=True)
+    limits = Limits.of_arguments(
+        tol=_default_tol(oracle, jac) if tol is None else tol,
         default_tol=tol is None,
         curvature_tol=curvature_tol,
-        certify=certify,
-        max_products=max_products,
         max_iter=max_iter,
+        max_nfev=max_nfev,
         max_calls=max_calls,
         max_time=max_time,
-        max_nfev=max_nfev,
+        certify=certify,
+        max_products=max_products,
     )
     if ranks is not None:
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.as_lists()}, x)
@@ -319,7 +320,7 @@ def _check_choices(hvp: Any, seed: Any, resume: Any, flags: Mapping[str, Any]) -
     """Raise an error for arguments of a wrong type, or that are none of their choices."""
     one_of("hvp", hvp, HVP_MODES)
     for name, flag in flags.items():
-        require(isinstance(flag, bool | np.bool_ | int) and flag in (0, 1), name, flag, "pass True or False")
+        require_bool(name, flag)
     require_integer("seed", seed, 0)
     require(resume is None or isinstance(resume, Mapping), "resume", resume, "pass the state of an intermediate result")
 
@@ -385,38 +386,6 @@ def _check_call(fun: Any, args: Any) -> None:
 def _default_tol(oracle: Oracle, jac: Any) -> float:
     """Return the default tolerance on the gradient norm, for the precision of the vectors and the scheme of `jac`."""
     return max(default_tolerance(oracle.space.eps), _DIFFERENCE_TOLERANCES.get(str(jac), 0.0))
-
-
-def _checked_limits(
-    tol: float,
-    *,
-    default_tol: bool,
-    curvature_tol: float | None,
-    certify: bool,
-    max_products: int | None,
-    max_iter: int | None,
-    max_calls: float | None,
-    max_time: float | None,
-    max_nfev: int | None,
-) -> Limits:
-    """Return the tolerances and limits of a run after checks; a limit that is None is infinite."""
-    numbers = {"tol": tol, "curvature_tol": curvature_tol, "max_calls": max_calls, "max_time": max_time}
-    for name, value in numbers.items():
-        require_positive(name, value, optional=True)
-    require_integer("max_iter", max_iter, 0, optional=True)
-    require_integer("max_products", max_products, 1, optional=True)
-    require_integer("max_nfev", max_nfev, 1, optional=True)
-    return Limits(
-        tol=tol,
-        default_tol=default_tol,
-        curvature_tol=curvature_tol,
-        certify=certify,
-        max_products=max_products,
-        max_iter=math.inf if max_iter is None else max_iter,
-        max_calls=math.inf if max_calls is None else max_calls,
-        max_time=math.inf if max_time is None else max_time,
-        max_nfev=math.inf if max_nfev is None else max_nfev,
-    )
 
 
 def _compose_method(method: str | Method | None, preset: str | Method, settings: Mapping[str, Any]) -> Method:

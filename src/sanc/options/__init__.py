@@ -101,9 +101,9 @@ class _SharedArguments(MinimizeOptions, total=False):
     preset: str | Method
     curvature_tol: float | None
     max_iter: int | None
+    max_nfev: int | None
     max_calls: float | None
     max_time: float | None
-    max_nfev: int | None
     seed: int
     hvp: HvpMode
     disp: bool
@@ -150,8 +150,8 @@ class LeastSquaresArguments(TypedDict, total=False):
     loss: str | Callable[..., Any]
     f_scale: float
     tol: float | None
-    max_nfev: int | None
     max_iter: int | None
+    max_nfev: int | None
     max_time: float | None
     certify: bool
     seed: int
