@@ -453,6 +453,7 @@ COMMANDS = [
 HABITS = [  # of other optimisers, minimisers and losses
     ("max_iter of L-BFGS", lambda: made(max_iter=20), "max_iter = 20", "step()", "sanc.minimize"),
     ("batch_size", lambda: made(batch_size=32), "batch_size = 32", "DataLoader"),
+    ("a method", lambda: made(method=sanc.Method()), "method = ", "pass a sanc.Method as preset"),
     ("maximize", lambda: made(maximize=True), "maximize = True", "negative"),
     ("foreach", lambda: made(foreach=True), "foreach = True", "leave it out", "capture=True"),
     ("fused", lambda: made(fused=True), "fused = True", "leave it out"),

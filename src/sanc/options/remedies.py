@@ -51,6 +51,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("grad", "gradient"), "pass the gradient as jac"),
     "tol": "leave it out, since an optimiser does not stop by itself; opt.record.grad_norm has the gradient norm",
     "closure": "pass it to step()",
+    "method": "pass a sanc.Method as preset; for a member of the family use its class, such as sanc.ARC",
 }
 """Options of other optimisers and minimisers, and what to do instead."""
 FOREIGN_TO_MINIMIZE = {
