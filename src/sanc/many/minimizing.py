@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
+from sanc.options import RowSettings
 from sanc.presets import compose
 
 TOLERANCES = {dtype: default_tolerance(torch.finfo(dtype).eps) for dtype in (torch.float64, torch.float32)}
@@ -63,7 +64,7 @@ def minimize_many(
     callback: Callable[[Progress], Any] | None = None,
     progress: bool = False,
     seed: int = 0,
-    **settings: Any,
+    **settings: Unpack[RowSettings],
 ) -> ManyResult:
     """Find second-order points of many independent problems, one for each row of `x0`.
 

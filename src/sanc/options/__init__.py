@@ -24,6 +24,7 @@ __all__ = [
     "MinimizeArguments",
     "MinimizeOptions",
     "OptimizerOptions",
+    "RowSettings",
 ]
 
 
@@ -159,6 +160,18 @@ class LeastSquaresArguments(TypedDict, total=False):
     precond: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] | None
+
+
+class RowSettings(TypedDict, total=False):
+    """Settings that `minimize_many` accepts by name, as `minimize` does."""
+
+    max_resolves: int
+    first_radius: float | None
+    eta1: float
+    eta2: float
+    sigma_floor: float | None
+    sigma_ceiling: float
+    gamma: float
 
 
 class CurveFitOptions(TypedDict, total=False):
