@@ -453,6 +453,7 @@ COMMANDS = [
 HABITS = [  # of other optimisers, minimisers and losses
     ("max_iter of L-BFGS", lambda: made(max_iter=20), "max_iter = 20", "step()", "sanc.minimize"),
     ("batch_size", lambda: made(batch_size=32), "batch_size = 32", "DataLoader"),
+    ("a method", lambda: made(method=sanc.Method()), "method = ", "pass a sanc.Method as preset"),
     ("maximize", lambda: made(maximize=True), "maximize = True", "negative"),
     ("foreach", lambda: made(foreach=True), "foreach = True", "leave it out", "capture=True"),
     ("fused", lambda: made(fused=True), "fused = True", "leave it out"),
@@ -475,6 +476,7 @@ HABITS = [  # of other optimisers, minimisers and losses
     ("three classes for an SVM", lambda: sanc.problems.NonconvexSVM(X.numpy(), Y.numpy()), "y holds 3 classes",
      "labels -1 and 1"),
     ("point and function exchanged", lambda: sanc.minimize(torch.ones(2), bowl), "x0 = <function", "function first"),
+    ("confidence of minimize", lambda: minimised(confidence=0.9), "confidence = 0.9", "sanc.certificate has it"),
     ("niter of minimize", lambda: minimised(niter=5), "niter = 5", "pass max_iter"),
     ("verbose of minimize", lambda: minimised(verbose=1), "verbose = 1", "disp=True"),
     ("grad of minimize", lambda: sanc.minimize(bowl, X, grad=1), "grad = 1", "as jac"),

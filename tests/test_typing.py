@@ -16,6 +16,7 @@ import torch
 import sanc
 from sanc.implicit.entry import _UNSUITABLE
 from sanc.many.minimizing import RunOptions
+from sanc.many.rules import RowRules
 from sanc.minibatch.settings import METRICS
 from sanc.options import (
     ArgminArguments,
@@ -25,6 +26,7 @@ from sanc.options import (
     MinimizeArguments,
     MinimizeOptions,
     OptimizerOptions,
+    RowSettings,
 )
 
 PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
@@ -117,6 +119,11 @@ def test_options_that_are_passed_on_have_the_types_of_the_function_that_they_are
     rows = {item.name: types_of(sanc.minimize_many)[item.name] for item in fields(RunOptions)}
     one = {name: kind for name, kind in types_of(sanc.least_squares).items() if name not in named}
     assert typing.get_type_hints(CurveFitOptions) == rows | one
+
+
+def test_settings_of_rows_are_those_of_their_rules_with_the_types_of_minimize():
+    hints, all_hints = typing.get_type_hints(RowSettings), typing.get_type_hints(MinimizeOptions)
+    assert hints == {item.name: all_hints[item.name] for item in fields(RowRules)}
 
 
 def test_typed_options_are_accepted_by_some_method():

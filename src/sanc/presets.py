@@ -83,7 +83,7 @@ _NOT_OPTIONS = {"name", "exact"}
 """Settings of a `Method` that are no options: the member of the family has them."""
 
 
-def method_for(name: str = "sanc", preset: str | Method = "robust", **options: Unpack[MinimizeOptions]) -> Method:
+def method_for(name: str = "sanc", preset: str | Method = "robust", **settings: Unpack[MinimizeOptions]) -> Method:
     """Return a member of the family with all its settings.
 
     Parameters
@@ -92,7 +92,7 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: U
         The member of the family.
     preset : {"robust", "paper"} or Method
         The method whose pieces it is composed from.
-    **options
+    **settings
         Pieces (`model`, `acceptance`, `escape`, `sigma`, `minibatch`, `metric`, `step_size`, `average`) and settings
         of pieces, by name.
 
@@ -104,7 +104,7 @@ def method_for(name: str = "sanc", preset: str | Method = "robust", **options: U
     >>> sanc.method_for(metric="diagonal", eta1=0.2).minibatch.metric
     Diagonal(memory=0.95, refresh=50)
     """
-    return compose(name, preset, options)
+    return compose(name, preset, settings)
 
 
 def compose(name: object, preset: object, options: Mapping[str, Any], other_names: Iterable[str] = ()) -> Method:

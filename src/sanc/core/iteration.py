@@ -191,7 +191,7 @@ class Iteration:
         progress, model, subspace = _Progress(here, here.state.sigma), self.method.model, None
         for label, number in (("loss", here.value), ("gradient", here.grad_norm)):
             if not math.isfinite(number):
-                return self._stay_or_raise(progress, f"the {label} of the gradient sample is not finite")
+                return self._after_failure(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
                 subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
@@ -209,9 +209,9 @@ class Iteration:
             note = progress.note if keeps_note else decision.note or progress.note
             return progress._replace(sigma=decision.sigma, decision=decision, note=note)
         except NonFiniteValueError as error:
-            return self._stay_or_raise(progress, str(error), error.value)
+            return self._after_failure(progress, str(error), error.value)
         except NonFiniteProductError as error:
-            return self._stay_or_raise(progress, str(error))
+            return self._after_failure(progress, str(error))
         finally:
             if subspace is not None:
                 subspace.release()
@@ -219,8 +219,8 @@ class Iteration:
     def _try_cubic_steps(self, progress: _Progress, subspace: Subspace) -> _Progress:
         """Return the progress after the cubic steps; its decision has no point if all of them were rejected."""
         model = self.method.model
-        if subspace.failure:  # without a cubic step, the gradient step of 2.6 follows
-            return self._stay_or_raise(progress, subspace.failure)
+        if subspace.failure:
+            return self._after_failure(progress, subspace.failure)
         here = progress.here
         for _ in range(1 + model.max_resolves if model.proposes else 0):
             step = model.propose(here, subspace, progress.sigma)  # 2.3  u minimises m, globally
@@ -248,13 +248,13 @@ class Iteration:
             trial = subspace.trial_point(here.x, step)  # s = Qu
             subspace.release()
         except NonFiniteProductError as error:
-            stayed = self._stay_or_raise(progress._replace(step=step), str(error))
-            return stayed._replace(subspace=subspace.failed(str(error))), None
+            failed = self._after_failure(progress._replace(step=step), str(error))
+            return failed._replace(subspace=subspace.failed(str(error))), None
         try:
             decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
-            stayed = self._stay_or_raise(progress._replace(step=step), str(error), error.value)
-            return stayed._replace(skips_escape=True), None
+            failed = self._after_failure(progress._replace(step=step), str(error), error.value)
+            return failed._replace(skips_escape=True), None
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
@@ -262,10 +262,10 @@ class Iteration:
         progress = _Progress(here, decision.sigma, decision, decision, decision.step, trials, subspace, note)
         return progress, decision.step if decision.point is None else None
 
-    def _stay_or_raise(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
-        """Return the progress of an iteration that ends at x with a larger σ, since something is not finite.
+    def _after_failure(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:
+        """Return the progress with a larger σ after an evaluation that is not finite; raise an error at the start.
 
-        Raise `NonFiniteStartError` in the first iteration.
+        Where only a product failed, the escape step of 2.6 still follows, along the gradient.
         """
         here = progress.here
         if here.state.iteration == 0:

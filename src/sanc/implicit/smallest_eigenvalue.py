@@ -15,7 +15,7 @@ from torch import Tensor
 from sanc.autograd.internals import intermediate_entries
 from sanc.core.oracle import Oracle
 from sanc.core.space import ROUNDING_ERRORS, Vector
-from sanc.core.spectrum.curvature import UNKNOWN_CURVATURE, Certificate, explore
+from sanc.core.spectrum.curvature import Certificate, explore, without_curvature
 from sanc.implicit.linear_systems import RitzSpace, known_space
 
 ALWAYS_FORMED_DIM = 100
@@ -100,7 +100,7 @@ def curvature_of_matrix(hessian: Tensor, grad_norm: float, gradient_tolerance: f
     common: dict[str, Any] = {"grad_norm": grad_norm, "gradient_tolerance": gradient_tolerance, "products": dim}
     common |= {"curvature_tolerance": 0.0, "confidence": 1.0}
     if not bool(torch.isfinite(hessian).all()):
-        return Curvature(Certificate(**common, **UNKNOWN_CURVATURE), RitzSpace(np.empty(0)), math.nan)
+        return Curvature(without_curvature(**common), RitzSpace(np.empty(0)), math.nan)
     matrix = hessian.double().cpu()
     asymmetry = 0.5 * float(torch.linalg.matrix_norm(matrix - matrix.T))
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))

@@ -21,8 +21,9 @@ from sanc.core.acceptance import RatioTest
 from sanc.core.iteration import Iteration
 from sanc.core.method import Method
 from sanc.core.runs.callbacks import asks_to_stop
+from sanc.core.runs.limits import Limits
 from sanc.core.runs.loop import run_to_end
-from sanc.core.runs.run import Limits, Run
+from sanc.core.runs.run import Run
 from sanc.core.runs.status import Status
 from sanc.core.sigma import SigmaUpdate
 from sanc.core.space import Floats
@@ -83,8 +84,8 @@ def least_squares(
     loss: str | Callable[..., Any] = "linear",
     f_scale: float = 1.0,
     tol: float | None = None,
-    max_nfev: int | None = None,
     max_iter: int | None = 10_000,
+    max_nfev: int | None = None,
     max_time: float | None = None,
     certify: bool = True,
     seed: int = 0,
@@ -120,8 +121,8 @@ def least_squares(
         Tolerance on the cosine between residuals and columns of the Jacobian: stop if ‖g‖ ≤ tol ‖φ'r‖ in scaled
         variables, and λ_min ≥ −√tol there. The run stops, too, if the model predicts a relative decrease of the cost
         below (30 tol)², and 1e-13 at most. By default 1e-8, 1e-4 in float32, and 1e-6 for differences.
-    max_nfev, max_iter, max_time : number, optional
-        Limits on calls of `fun`, iterations and seconds, checked between iterations.
+    max_iter, max_nfev, max_time : number, optional
+        Limits on iterations, calls of `fun` and seconds, checked between iterations.
     certify : bool
         Compute the certificate of the final point; see `minimize`.
     seed : int
@@ -166,11 +167,8 @@ def least_squares(
     if jac is not None and not callable(jac) and not (isinstance(jac, str) and jac in SCHEMES):
         raise ArgumentError(f"jac = {shown(jac)} is not known: pass a function, or one of {', '.join(SCHEMES)}.")
     require_positive("tol", tol, optional=True)
-    require_positive("max_time", max_time, optional=True)
-    require_integer("max_nfev", max_nfev, 1, optional=True)
-    require_integer("max_iter", max_iter, 0, optional=True)
     require_integer("seed", seed, 0)
-    require(isinstance(certify, bool | np.bool_), "certify", certify, "pass True or False")
+    limits = Limits.of_arguments(tol=0.0, max_iter=max_iter, max_nfev=max_nfev, max_time=max_time, certify=certify)
     measure = Loss(loss, f_scale)
     points = _Points(x0)
     args = args if isinstance(args, tuple) else (args,)
@@ -185,17 +183,6 @@ def least_squares(
     if precond is not None:
         oracle.precondition(_factor(precond, oracle, points, box))
         x = oracle.scaled(x)
-    limits = Limits(
-        tol=0.0,
-        default_tol=False,
-        curvature_tol=None,
-        certify=bool(certify),
-        max_products=None,
-        max_iter=math.inf if max_iter is None else max_iter,
-        max_calls=math.inf,
-        max_time=math.inf if max_time is None else max_time,
-        max_nfev=math.inf if max_nfev is None else max_nfev,
-    )
     run = LeastSquaresRun(oracle, Iteration(method, seed, evaluates_next_gradient=True), limits, x, seed, box)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         status = _run(run, _reporter(callback, points))

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sanc.autograd.guards import runs_uncompiled
 from sanc.core.bounded.bounds import Box
+from sanc.core.runs.limits import iteration_limit, time_limit
 from sanc.core.space import Space
 from sanc.core.units import default_tolerance
 from sanc.errors import (
@@ -36,6 +37,7 @@ from sanc.minimisation.arguments import check_callback, reject_arguments
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.trees import Tree, is_tree, map_tree, tree_leaves
+from sanc.options import RowSettings
 from sanc.presets import compose
 
 TOLERANCES = {dtype: default_tolerance(torch.finfo(dtype).eps) for dtype in (torch.float64, torch.float32)}
@@ -62,7 +64,7 @@ def minimize_many(
     callback: Callable[[Progress], Any] | None = None,
     progress: bool = False,
     seed: int = 0,
-    **settings: Any,
+    **settings: Unpack[RowSettings],
 ) -> ManyResult:
     """Find second-order points of many independent problems, one for each row of `x0`.
 
@@ -182,20 +184,18 @@ class RunOptions:
 
     def limits(self, x: Tensor, entries: int) -> RunLimits:
         """Return the limits of a run after checks; `entries` are the numbers that one row holds at a time."""
-        require_integer("max_iter", self.max_iter, 0, optional=True)
-        require_positive("max_time", self.max_time, optional=True)
         require_integer("seed", self.seed, 0)
         require_bool("progress", self.progress)
         check_callback(self.callback, 1, "pass a function of the progress, called as callback(progress)")
         if self.chunk_size != "auto":
             require_integer("chunk_size", self.chunk_size, 1)
         return RunLimits(
-            math.inf if self.max_iter is None else self.max_iter,
-            math.inf if self.max_time is None else self.max_time,
-            rows_in_memory(x, entries) if self.chunk_size == "auto" else int(self.chunk_size),
-            self.callback,
-            self.progress,
-            self.seed,
+            max_iter=iteration_limit(self.max_iter),
+            max_time=time_limit(self.max_time),
+            chunk_size=rows_in_memory(x, entries) if self.chunk_size == "auto" else int(self.chunk_size),
+            callback=self.callback,
+            progress=self.progress,
+            seed=self.seed,
         )
 
 

@@ -53,7 +53,7 @@ class Progress:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunLimits:
     """Limits of a run, and what it reports.
 

@@ -2,7 +2,8 @@
 
 from sanc.core.runs.status import Status
 from sanc.minimisation.certification import Certificate, certificate
-from sanc.minimisation.minimizing import minimize, scipy_method
+from sanc.minimisation.minimizing import minimize
 from sanc.minimisation.result import LeastSquaresResult, Result
+from sanc.minimisation.scipy_interface import scipy_method
 
 __all__ = ["Certificate", "LeastSquaresResult", "Result", "Status", "certificate", "minimize", "scipy_method"]

@@ -24,6 +24,7 @@ __all__ = [
     "MinimizeArguments",
     "MinimizeOptions",
     "OptimizerOptions",
+    "RowSettings",
 ]
 
 
@@ -101,9 +102,9 @@ class _SharedArguments(MinimizeOptions, total=False):
     preset: str | Method
     curvature_tol: float | None
     max_iter: int | None
+    max_nfev: int | None
     max_calls: float | None
     max_time: float | None
-    max_nfev: int | None
     seed: int
     hvp: HvpMode
     disp: bool
@@ -150,8 +151,8 @@ class LeastSquaresArguments(TypedDict, total=False):
     loss: str | Callable[..., Any]
     f_scale: float
     tol: float | None
-    max_nfev: int | None
     max_iter: int | None
+    max_nfev: int | None
     max_time: float | None
     certify: bool
     seed: int
@@ -159,6 +160,18 @@ class LeastSquaresArguments(TypedDict, total=False):
     precond: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] | None
+
+
+class RowSettings(TypedDict, total=False):
+    """Settings that `minimize_many` accepts by name, as `minimize` does."""
+
+    max_resolves: int
+    first_radius: float | None
+    eta1: float
+    eta2: float
+    sigma_floor: float | None
+    sigma_ceiling: float
+    gamma: float
 
 
 class CurveFitOptions(TypedDict, total=False):

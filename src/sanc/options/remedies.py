@@ -51,6 +51,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("grad", "gradient"), "pass the gradient as jac"),
     "tol": "leave it out, since an optimiser does not stop by itself; opt.record.grad_norm has the gradient norm",
     "closure": "pass it to step()",
+    "method": "pass a sanc.Method as preset; for a member of the family use its class, such as sanc.ARC",
 }
 """Options of other optimisers and minimisers, and what to do instead."""
 FOREIGN_TO_MINIMIZE = {
@@ -61,6 +62,7 @@ FOREIGN_TO_MINIMIZE = {
     "max_eval": "pass max_nfev",
     "verbose": "pass disp=True",
     "learning_rate": "leave it out, since the method determines the step size",
+    "confidence": "leave it out, since the certificate of a run holds with probability 0.99; sanc.certificate has it",
     "eps": "leave it out, since differences choose their own steps",
     "device": "leave it out, since the run is on the device of x0",
     "maximize": "leave it out, and minimise the negative of the objective",

@@ -18,7 +18,7 @@ from sanc.core.runs.convergence import (
 )
 from sanc.core.runs.faces import enter_face, release_weak_bounds
 from sanc.core.runs.run import Run
-from sanc.core.runs.saddle import leave_saddle
+from sanc.core.runs.saddle import continue_from, leave_saddle, probe_saddle
 from sanc.core.runs.scaled_objective import objective_exponent
 from sanc.core.runs.scaled_variables import in_scaled_variables
 from sanc.core.runs.status import CONTINUE, Ending, Status
@@ -73,7 +73,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
 
 
 def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
-    """Test whether the run ends at its point, and record what the test measures."""
+    """Return the ending of the run at its point, if it ends there; the run keeps what the test measures."""
     run.first_value = value if math.isnan(run.first_value) else run.first_value
     if needs_first_units(run, value, grad_norm):
         run.initial_units = measure_first_units(run)
@@ -81,7 +81,7 @@ def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
 
 
 def _with_certificate(run: Run, ending: Ending) -> Ending:
-    """Record the certificate of a test, if it has one."""
+    """Return the ending, after its certificate, if it has one, became that of the run."""
     run.certificate = run.certificate if ending.certificate is None else ending.certificate
     return ending
 
@@ -106,16 +106,16 @@ def _leave_weak_bounds(run: Run) -> bool:
     Only variables with a zero multiplier can be released at a stationary point. Whether f is lower in some combination
     of them cannot be decided with few products, so that only the direction of the left-most Ritz value is tried.
     """
-    certificate = run.certificate
     if not (run.needs_products and release_weak_bounds(run)):
         return False
     if not run.units.length_scale:  # the start had no free variable
         run.initial_units = measure_first_units(run)
-    moved = leave_saddle(run)
-    if not moved:
+    _, lower_point = probe_saddle(run)
+    if lower_point is None:
         enter_face(run)
-        run.certificate = certificate
-    return moved
+        return False
+    continue_from(run, lower_point)
+    return True
 
 
 def _iterate_sampled(run: Run, report: Callable[[Run], bool]) -> Ending:

@@ -11,6 +11,7 @@ from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
+from sanc.core.runs.limits import Limits
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
@@ -20,40 +21,6 @@ from sanc.core.units import Units
 
 _MIN_UNSCALED_ITERATIONS = 256
 """Iterations after which a run that has not stalled measures the scales of its variables, a power of two."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a run, and the tolerances of its certificate.
-
-    Attributes
-    ----------
-    tol, curvature_tol : float
-        Tolerances on ‖g‖ and on negative curvature; a `curvature_tol` of None follows from `tol` and the units.
-    default_tol : bool
-        Whether `tol` is the default and not a number of the caller.
-    max_iter, max_calls, max_time, max_nfev : float
-        Limits on iterations, calls as the paper counts them, seconds and values.
-    certify : bool
-        Whether a certificate is required, and not only a short probe for negative curvature.
-    max_products : int or None
-        Limit on the products of a certificate.
-    """
-
-    tol: float
-    default_tol: bool
-    curvature_tol: float | None
-    max_iter: float
-    max_calls: float
-    max_time: float
-    certify: bool
-    max_products: int | None
-    max_nfev: float = math.inf
-
-    def with_scaled_objective(self, factor: float) -> Limits:
-        """Return the limits of a run on factor · f."""
-        curvature_tol = None if self.curvature_tol is None else self.curvature_tol * factor
-        return replace(self, tol=self.tol * factor, curvature_tol=curvature_tol)
 
 
 @dataclass

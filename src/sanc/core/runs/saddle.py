@@ -12,19 +12,33 @@ from sanc.core.units import length_scale_at
 
 
 def leave_saddle(run: Run) -> bool:
-    """Move the run along negative curvature, if a probe finds it and f decreases there; return whether it moved.
+    """Return whether the run moved to a lower point along negative curvature; otherwise record the certificate of x."""
+    certificate, lower_point = probe_saddle(run)
+    if lower_point is not None:
+        continue_from(run, lower_point)
+    elif certificate is not None:
+        run.certificate = certificate
+    return lower_point is not None
+
+
+def probe_saddle(run: Run) -> tuple[Certificate | None, Vector | None]:
+    """Return the certificate of the current point, and a point along negative curvature with a lower f.
+
+    There is no certificate without products or if no iteration is left, and often no such point.
+    """
+    if not run.needs_products or run.limits.max_iter <= run.iterations:
+        return None, None
+    certificate, v = run.compute_certificate(run.oracle, run.limits.max_products, run.seed + run.iterations)
+    return certificate, _lower_point(run, certificate, v) if certificate.saddle else None
+
+
+def continue_from(run: Run, point: Vector) -> None:
+    """Continue the run from a point away from a saddle.
 
     σ, the units and the gradient norms of the run so far were measured below roundoff, so they are reset.
     """
-    if not run.needs_products or run.limits.max_iter <= run.iterations:
-        return False
-    run.certificate, v = run.compute_certificate(run.oracle, run.limits.max_products, run.seed + run.iterations)
-    lower_point = _lower_point(run, run.certificate, v) if run.certificate.saddle else None
-    if lower_point is None:
-        return False
-    run.x, run.certificate, run.stall_monitor = lower_point, None, StallMonitor()
+    run.x, run.certificate, run.stall_monitor = point, None, StallMonitor()
     run.reset_sigma_and_units()
-    return True
 
 
 def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:

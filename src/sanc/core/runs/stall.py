@@ -35,6 +35,10 @@ class StallMonitor:
         """Whether the run has stalled."""
         return self.count >= STALL_LIMIT
 
+    def scale_gradients(self, ratio: float) -> None:
+        """Continue in variables in which the gradient norm is this multiple of the one so far."""
+        self.best_grad_norm *= ratio
+
     def update(self, record: Record, eps: float, *, rejection_counts: bool, min_step_norm: float = 0.0) -> None:
         """Count an iteration, given its record and the machine epsilon of f.
 

@@ -151,14 +151,15 @@ def probe(
     return explored.certificate, explored.leftmost_vector()
 
 
-UNKNOWN_CURVATURE: dict[str, Any] = {
-    "lambda_min": math.nan,
-    "error_bound": math.inf,
-    "ritz_error": math.inf,
-    "residual": math.nan,
-    "asymmetry": 0.0,
-}
-"""The bounds of a certificate where a Hessian product is not finite."""
+def without_curvature(**known: Any) -> Certificate:
+    """Return the certificate of a point at which a product is not finite, from what does not depend on products."""
+    unknown: dict[str, Any] = {
+        "lambda_min": math.nan,
+        "error_bound": math.inf,
+        "ritz_error": math.inf,
+        "residual": math.nan,
+    }
+    return Certificate(**known, **unknown, asymmetry=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def explore(
         try:
             bound = _extend_until_decided(process, confidence, curvature_tolerance, max_products, needed, time_is_up)
         except NonFiniteProductError:
-            cert = Certificate(**common, **UNKNOWN_CURVATURE, confidence=confidence, products=krylov.dim + 1)
+            cert = without_curvature(**common, confidence=confidence, products=krylov.dim + 1)
             return Exploration(cert, process.start)
     cert = Certificate(
         **common,
