@@ -70,9 +70,9 @@ the roundoff of f."""
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: float) -> tuple[float, float]:
     """Return the differenced directional derivative of f along its gradient over ‖g‖, and the error of this ratio.
 
-    Central differences with four steps, relative to the length scale at x, are computed, and if none of them agrees with
-    the gradient, with shorter steps as long as roundoff permits: f may change over a far shorter length. If one of them
-    agrees with the gradient, it is returned. Otherwise the two of the four that agree best are used.
+    Central differences with four steps, relative to the length scale at x, are computed, and if none of them agrees
+    with the gradient, with shorter steps as long as roundoff permits: f may change over a far shorter length. If one of
+    them agrees with the gradient, it is returned. Otherwise the two of the four that agree best are used.
     """
     space = oracle.space
     _, g = oracle.gradient(x)
