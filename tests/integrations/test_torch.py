@@ -228,7 +228,8 @@ def test_minimisation_inside_a_compiled_function_runs_as_written(name):
 
 
 @pytest.mark.parametrize(("kind", "preset"), [
-    ("none", "robust"), ("this model", "robust"), ("another model", "robust"), ("this model", "paper"),
+    ("this model", "robust"), ("another model", "robust"), ("this model", "paper"),
+    pytest.param("none", "robust", marks=pytest.mark.slow),  # test_a_compiled_model_is_trained is fast
 ])  # fmt: skip
 @pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:Using .torch.compile")
 def test_earlier_backward_passes_do_not_change_the_steps_of_a_compiled_model(kind, preset):

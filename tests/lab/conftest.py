@@ -28,6 +28,20 @@ def without_figures(monkeypatch):
 
 
 @pytest.fixture
+def unrendered(monkeypatch):
+    """Draw the figures, and write empty files in place of pictures, which take most of the time."""
+    from sanc.lab import figures
+
+    def save(figure, folder, name):
+        paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+        for path in paths:
+            path.touch()
+        return paths
+
+    monkeypatch.setattr(figures, "save", save)
+
+
+@pytest.fixture
 def folders_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Use no folders of the user for data and caches, and no pauses between downloads."""
     pooch = pytest.importorskip("pooch")

@@ -168,6 +168,7 @@ def test_workers_exit_with_a_killed_command_even_while_they_start(tmp_path):
         process.communicate(timeout=120)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command_prints_its_runs_and_the_path_of_the_report(tmp_path, scheduler):
     short = [*RUN[:-1], "3000", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli.app, [*short, "--scheduler", scheduler])

@@ -15,9 +15,10 @@ def shown(axes):
     return {to_hex(drawn.get_color()).upper(): drawn for drawn in axes.lines if len(drawn.get_xdata()) > 2}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_save_all_writes_panels_and_figures(tmp_path):
     write_lab(tmp_path, seeds=2, steps=20, panels=dict(list(PANELS.items())[:1]), methods=("sanc", "sgd"))
-    write_run(tmp_path, "fig9", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4)], figure="fig9", title="$x_{ <&> 50%")
+    write_run(tmp_path, "fig9", "sanc", 0, [line(-1, 2.0, 0), line(0, 1.0, 4)], figure="fig9")
     write_run(tmp_path, "empty", "sanc", 0, [line(-1, None, 0)], done=False, figure="fig8")
     paths = figures.save_all(tmp_path, traces.read(tmp_path))
     assert {path.name for path in paths} == {
@@ -25,9 +26,16 @@ def test_save_all_writes_panels_and_figures(tmp_path):
         for stem in ("fig2a-w1a", "fig2a-w1a-records", "fig2a", "fig9", "fig9-sheet")
         for kind in ("png", "svg")
     }
+    assert {path.parent for path in paths} == {tmp_path / "figures"}
+
+
+def test_figures_are_pictures_in_both_formats(tmp_path):
+    panel = PANELS["fig2a-w1a"] | dict(figure="fig9", title="$x_{ <&> 50%")
+    write_lab(tmp_path, seeds=2, steps=20, panels={"fig9": panel}, methods=("sanc", "sgd"))
+    paths = figures.save_all(tmp_path, traces.read(tmp_path))
+    assert {path.stem for path in paths} == {"fig9-sheet", "fig9-records", "fig9"} and len(paths) == 6
     for path in paths:
         content = path.read_bytes()
-        assert path.parent == tmp_path / "figures"
         assert len(content) > 10_000
         assert content.startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml")
 

@@ -88,8 +88,8 @@ def test_large_rows_end_at_certified_minima(no_dense_hessians):
         assert res[row].certificate.confidence == 0.99
     alone = sanc.minimize_many(double_wells, x0[2:3], (weights[2:3],), in_dims=0)
     torch.testing.assert_close(alone.lambda_error, res.lambda_error[2:3], rtol=1e-3, atol=0.0)
-    vectorized = sanc.minimize_many(all_double_wells, x0, (weights,), in_dims=0, vectorized=True)
-    torch.testing.assert_close(vectorized.fun, res.fun, rtol=1e-9, atol=1e-9)
+    vectorized = sanc.minimize_many(all_double_wells, x0[2:], (weights[2:],), in_dims=0, vectorized=True)
+    torch.testing.assert_close(vectorized.fun, res.fun[2:], rtol=1e-9, atol=1e-9)
 
 
 def test_large_rows_reach_the_minimum_of_minimize(no_dense_hessians):
