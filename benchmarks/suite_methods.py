@@ -56,6 +56,7 @@ _SHORT = ("decay=0.1", *HORIZONS)
 PEERS: dict[str, Peer] = {
     "adamw": Peer(1e-3, (1e-3, 3e-3, 1e-2), True, options=("beta2=0.95", "warm-up", *_SHORT), averages=True),
     "soap": Peer(3e-3, (3e-3, 1e-2), True, "pytorch_optimizer", ("warm-up", *_SHORT), averages=True),
+    "kl-soap": Peer(3e-3, (3e-3, 1e-2), True, "heavyball"),
     "soap-schedulefree": Peer(3e-3, (3e-3, 1e-2), package="pytorch_optimizer"),
     "muon": Peer(1e-3, (3e-3, 1e-2), True, "pytorch_optimizer", _SHORT),
     "schedulefree": Peer(2.5e-3, (3e-3, 1e-2), package="schedulefree"),
@@ -128,6 +129,12 @@ def optimizers_of(method: str, model: nn.Module, lr: float | None, option: str =
         from prodigyopt import Prodigy
 
         return [Prodigy(weights, lr=lr, **more)]
+    if method == "kl-soap":
+        import heavyball
+
+        heavyball.utils.compile_mode = None  # compiling takes longer than a run
+        torch.backends.opt_einsum.enabled = False  # so does the search for the order of a product of small matrices
+        return [heavyball.KLSOAP(weights, lr=lr, precondition_frequency=10, **more)]  # 10 as in SOAP
     import pytorch_optimizer
 
     if method == "soap":
