@@ -163,7 +163,7 @@ def _networks() -> list[str]:
     return [
         _networks_table(),
         intervals.in_words(runs),
-        intervals.averages_in_words(runs),
+        *intervals.relatives_in_words(runs),
         intervals.peers_table(runs),
         intervals.p_table(runs),
         suite_tables.large_table(large),

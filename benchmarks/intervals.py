@@ -214,16 +214,18 @@ def in_words(runs: Sequence[Run]) -> str:
     )
 
 
-def averages_in_words(runs: Sequence[Run]) -> str:
-    """Return the ratios of SOAP with an average of its weights to tuned SOAP on the unseen tasks."""
+def relatives_in_words(runs: Sequence[Run]) -> list[str]:
+    """Return the ratios of SOAP with an average of its weights, and of KL-SOAP, to tuned SOAP on the unseen tasks."""
     rows = [row for row in summary(runs) if row["half"] == "unseen"]
-    evaluations, end, held = (
-        shown(ratios(rows, "soap tuned", key, "soap-ema tuned")) for key in ("ratio", "final", "held")
-    )
-    return (
-        f"A moving average of SOAP's weights at a constant rate takes {evaluations} times the evaluations of tuned "
-        f"SOAP, and has {end} times its final loss and {held} times its test loss."
-    )
+    names = {"soap-ema tuned": "A moving average of SOAP's weights at a constant rate", "kl-soap tuned": "KL-SOAP"}
+    sentences = []
+    for method, name in names.items():
+        evaluations, end, held = (shown(ratios(rows, "soap tuned", key, method)) for key in ("ratio", "final", "held"))
+        sentences.append(
+            f"{name} takes {evaluations} times the evaluations of tuned SOAP, and has {end} times its final loss and "
+            f"{held} times its test loss."
+        )
+    return sentences
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.parts:
         texts = [parts_table(runs), fitted_table(runs)]
     else:
-        texts = [peers_table(runs), p_table(runs), in_words(runs), averages_in_words(runs)]
+        texts = [peers_table(runs), p_table(runs), in_words(runs), *relatives_in_words(runs)]
     print("\n\n".join(texts))
     return 0
 

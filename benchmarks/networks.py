@@ -19,6 +19,7 @@ batches. The penalty of a task is part of the loss, so all methods minimise the 
 * adamw, sgd (momentum 0.9), muon (for linear layers and convolutions, AdamW for the rest), soap (the last two
   of pytorch_optimizer) and prodigy: the default rate, and the best rate with and without a cosine decay to 0. Further
   options of the first, of soap and of muon are in suite_methods.OPTIONS;
+* kl-soap (KLSOAP of heavyball, not compiled): as soap, without options;
 * schedulefree (AdamWScheduleFree), soap-schedulefree (the same average on SOAP without momentum) and splus, which also
   averages: the default rate, and the best constant rate;
 * adamw-ema, soap-ema: exponential moving averages of the weights in runs with a constant rate;
@@ -38,7 +39,8 @@ the validation loss, at its lowest validation loss. A run fails if its final los
 rate of 1e-3 and the same seed. TF32 is off.
 
 --out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.gz, are not repeated. table.md, profile.png
-and curves.png show these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`.
+and curves.png show these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`; heavyball
+is not.
 """
 
 from __future__ import annotations
