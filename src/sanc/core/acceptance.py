@@ -71,9 +71,11 @@ class RatioTest(Piece):
         """Form ρ, and return the decision to accept or reject the step."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
-        decrease = _GuardedDecrease(value_at_x - trial_value)
+        actual = value_at_x - trial_value
         if self.rounding_guard:
-            decrease = self._guarded_decrease(here, subspace, decrease.actual, step, trial, first=trials == 0)
+            decrease = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
+        else:
+            decrease = _GuardedDecrease(actual)
         test = self._test(here, step, decrease.actual, decrease.value_rounding)
         if not test.verdict.accepted:
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
@@ -113,8 +115,8 @@ class RatioTest(Piece):
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
-        They have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the
-        branch and the next σ.
+        Longer steps have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only
+        the branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)

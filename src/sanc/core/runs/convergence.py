@@ -85,7 +85,7 @@ def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
 
 
 def measure_first_units(run: Run) -> Units:
-    """Measure the units with one product, before the first iteration."""
+    """Return the units, measured with one product before the first iteration."""
     oracle, space = run.oracle, run.oracle.space
     with oracle.uncounted():
         operator = oracle.hessian(run.x)
