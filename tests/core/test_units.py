@@ -117,7 +117,10 @@ def test_whether_a_trial_value_is_trusted_does_not_depend_on_what_was_read_befor
         norm = staticmethod(np.linalg.norm)
 
     def point():
-        return Point(np.zeros(1), np.ones(1), 1.0, 1.0, Samples(), SigmaRule(), State(0), Units(1.0, 1.0))
+        return Point(
+            x=np.zeros(1), g=np.ones(1), value=1.0, grad_norm=1.0, oracle=Samples(), sigma_rule=SigmaRule(),
+            state=State(0), units=Units(1.0, 1.0),
+        )  # fmt: skip
 
     fresh, read = point(), point()
     assert read.objective == -1e40

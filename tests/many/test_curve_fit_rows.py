@@ -313,7 +313,9 @@ def decay_run(true, y):
     problem = FitProblem(
         PointwiseModel(decay), RowData(torch.tensor(X), torch.tensor(y), None, None, True), 2e-16, 1e-8
     )
-    return RowRun(problem, RunLimits(np.inf, np.inf, 100, None, False, 0)), torch.tensor(true * 1.4)
+    return RowRun(
+        problem, RunLimits(max_iter=np.inf, max_time=np.inf, chunk_size=100, callback=None, progress=False, seed=0)
+    ), torch.tensor(true * 1.4)
 
 
 def test_a_run_that_was_limited_goes_on_as_if_it_had_not_been():

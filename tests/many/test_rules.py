@@ -19,7 +19,7 @@ from sanc.core.runs.consistency import estimate_gradient_rounding
 from sanc.core.runs.saddle import _lower_point
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.spectrum import cubic as core_cubic
-from sanc.core.units import Units, measure_units
+from sanc.core.units import Units, measure_units, unbounded_decrease
 from sanc.functions.oracle import CallableOracle
 from sanc.many import algebra, rules
 from sanc.many.box import fit_steps
@@ -206,6 +206,12 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
     assert counts.tolist() == [monitor.count for monitor in monitors]
     assert len(set(counts.tolist())) > 2
     same(best, [monitor.best_grad_norm for monitor in monitors])
+
+
+def test_a_decrease_without_bound_is_that_of_the_core_with_a_unit_of_one_added():
+    value, unit = draws(60, 24), draws(60, 25, positive=True)
+    singles = [unbounded_decrease(one, added, 2.0**-52) for one, added in each(value, unit + 1.0)]
+    same(rules.unbounded_decrease(*map(torch.from_numpy, (value, unit)), 2.0**-52), singles)
 
 
 def test_the_limit_on_the_step_norm_is_that_of_the_core():

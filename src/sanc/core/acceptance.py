@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import Point
@@ -23,6 +24,22 @@ WORTHWHILE_GROWTH = 2.0
 """A longer step is evaluated only if its norm is at least this many times the norm of the last step."""
 CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
+
+
+class _Test(NamedTuple):
+    """The class of a step, the next σ, and ρ."""
+
+    verdict: Verdict
+    sigma: float
+    rho: float
+
+
+class _GuardedDecrease(NamedTuple):
+    """The actual decrease to compare with the predicted one, the rounding error of f, and a note."""
+
+    actual: float
+    value_rounding: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,34 +71,32 @@ class RatioTest(Piece):
         """Form ρ, and return the decision to accept or reject the step."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
-        actual, value_rounding, note = value_at_x - trial_value, 0.0, ""
+        actual = value_at_x - trial_value
         if self.rounding_guard:
-            actual, value_rounding, note = self._guarded_decrease(
-                here, subspace, actual, step, trial, first=trials == 0
-            )
-        verdict, sigma, rho = self._test(here, step, actual, value_rounding)
-        if not verdict.accepted:
+            decrease = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
+        else:
+            decrease = _GuardedDecrease(actual)
+        test = self._test(here, step, decrease.actual, decrease.value_rounding)
+        if not test.verdict.accepted:
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
-            return Decision(sigma, rho=rho, trial_value=trial_value, trials=1, step=step, note=note)
-        decision = _accepted(verdict, sigma, rho, step, trial, trial_value, note)
+            return Decision(test.sigma, rho=test.rho, trial_value=trial_value, trials=1, step=step, note=note)
+        decision = _accepted(test, step, trial, trial_value, note=decrease.note)
         if subspace.allows_longer_steps:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         if here.sigma_rule.interpolates and here.evaluates_next_gradient:
-            decision = _with_next_gradient(here, decision, verdict)
+            decision = _with_next_gradient(here, decision, test.verdict)
         return decision
 
-    def _test(
-        self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0
-    ) -> tuple[Verdict, float, float]:
-        """Return the class of a step, the next σ, and ρ."""
+    def _test(self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0) -> _Test:
+        """Return the outcome of the ratio test."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
         tested = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
-        return verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding)
+        return _Test(verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding))
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
-    ) -> tuple[float, float, str]:
-        """Return the actual decrease to use, the rounding error of f, and a note.
+    ) -> _GuardedDecrease:
+        """Return the decrease to use with the rounding error of f.
 
         Added to both decreases, the rounding error makes ρ tend to 1 as the change of f tends to roundoff. But f may be
         a sum of terms far larger than itself, and cancellation between these may exceed the decrease. A step that
@@ -95,13 +110,13 @@ class RatioTest(Piece):
                 _, g = here.oracle.gradient(trial)
                 if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
                     note, actual = Note.GRADIENT_DECIDED, step.decrease
-        return actual, ROUNDING_ERRORS * eps * abs(value_at_x), note
+        return _GuardedDecrease(actual, ROUNDING_ERRORS * eps * abs(value_at_x), note)
 
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
-        They have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only the
-        branch and the next σ.
+        Longer steps have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only
+        the branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
             longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
@@ -113,8 +128,8 @@ class RatioTest(Piece):
             count = decision.trials + 1
             if not -math.inf < trial_value < decision.trial_value:
                 return replace(decision, trials=count)
-            verdict, sigma, rho = self._test(here, longer, here.objective - trial_value)
-            decision = _accepted(verdict, sigma, rho, longer, trial, trial_value, decision.note, count)
+            test = self._test(here, longer, here.objective - trial_value)
+            decision = _accepted(test, longer, trial, trial_value, note=decision.note, trials=count)
         return decision
 
 
@@ -133,22 +148,15 @@ def is_within_cancellation(actual: float, predicted: float, term_size: float, ep
 
 
 def _accepted(
-    verdict: Verdict,
-    sigma: float,
-    rho: float,
-    step: CubicStep,
-    trial: Vector,
-    trial_value: float,
-    note: str,
-    trials: int = 1,
+    test: _Test, step: CubicStep, trial: Vector, trial_value: float, *, note: str, trials: int = 1
 ) -> Decision:
     """Return the decision with the trial point as the next point."""
-    branch = Branch.VERY_SUCCESSFUL if verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
+    branch = Branch.VERY_SUCCESSFUL if test.verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
     return Decision(
-        sigma,
+        test.sigma,
         trial,
         branch=branch,
-        rho=rho,
+        rho=test.rho,
         step_norm=step.norm,
         trial_value=trial_value,
         trials=trials,

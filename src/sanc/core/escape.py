@@ -134,7 +134,7 @@ class PaperEscape(Piece):
 class CheckedEscape(Piece):
     """Steps along negative curvature or the gradient, downhill, and halves the step until f decreases.
 
-    It has no settings: L1 is the largest absolute Ritz value, and L2 = 2σ.
+    The rule has no settings: L1 is the largest absolute Ritz value, and L2 = 2σ.
     """
 
     needs_products = True

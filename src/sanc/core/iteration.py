@@ -153,14 +153,14 @@ class Iteration:
         value, g = oracle.gradient(x)  # 2.1  g = ∇f on S_g at x, γ0 = ‖g‖
         sigma_rule = method.sigma.rule(oracle.space.eps, exact=oracle.exact)
         here = Point(
-            x,
-            g,
-            value,
-            oracle.norm(g),
-            oracle,
-            sigma_rule,
-            state,
-            state.units,
+            x=x,
+            g=g,
+            value=value,
+            grad_norm=oracle.norm(g),
+            oracle=oracle,
+            sigma_rule=sigma_rule,
+            state=state,
+            units=state.units,
             tol=self.tol,
             one_sample=self._one_sample,
             evaluates_next_gradient=self._evaluates_next_gradient,
@@ -259,7 +259,16 @@ class Iteration:
         if decision.step is None:
             decision = replace(decision, step=step)
         trials, note = trials + decision.trials, decision.note or progress.note
-        progress = _Progress(here, decision.sigma, decision, decision, decision.step, trials, subspace, note)
+        progress = _Progress(
+            here=here,
+            sigma=decision.sigma,
+            decision=decision,
+            last_trial=decision,
+            step=decision.step,
+            trials=trials,
+            subspace=subspace,
+            note=note,
+        )
         return progress, decision.step if decision.point is None else None
 
     def _after_failure(self, progress: _Progress, note: str, value: float = math.nan) -> _Progress:

@@ -142,7 +142,7 @@ class Subspace(Protocol):
 class BaseSubspace:
     """A base class for subspaces, with the members that most of them need not have.
 
-    It has no basis for steps that bounds truncate, allows no longer steps, and holds no memory of products.
+    Such a subspace has no basis for steps that bounds truncate, allows no longer steps, and holds no products.
     """
 
     failure: str = ""

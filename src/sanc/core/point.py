@@ -14,7 +14,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Space, Vector
 from sanc.core.spectrum.cubic import CubicStep
-from sanc.core.units import Units, measure_units
+from sanc.core.units import Units, measure_units, unbounded_decrease
 
 ESCAPE_SIGN, LANCZOS_START, HARD_CASE_SIGN = 1, 2, 3
 """Purposes of random numbers: the sign of an escape step, the start of Lanczos if g = 0, the sign in the hard case."""
@@ -73,7 +73,7 @@ def random_generator(seed: int, iteration: int, purpose: int) -> np.random.Gener
     return np.random.default_rng((seed, iteration, purpose))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """The current point x with the evaluations made there. The pieces of a method read it and change nothing.
 
@@ -145,14 +145,14 @@ class Point:
     def evaluate(self, trial: Vector) -> float:
         """Return f at a trial point, on the sample of ρ.
 
-        NaN if the point is not finite; −∞ if the value is below f(x) on S_g by more than (|f(x)| + unit of
-        f)/eps²: a single such value is not trusted.
+        NaN if the point is not finite; −∞ if the value shows that f is unbounded (`unbounded_decrease`): a single such
+        value is not trusted.
         """
         value = self.oracle.gradient_sample_value(trial) if self.one_sample else self.oracle.value(trial)
         if not math.isfinite(self.oracle.norm(trial)):
             return math.nan
         unit = self.units.value
-        is_implausibly_low = unit > 0.0 and self.value - value > (abs(self.value) + unit) / self.space.eps**2
+        is_implausibly_low = unit > 0.0 and self.value - value > unbounded_decrease(self.value, unit, self.space.eps)
         return -math.inf if is_implausibly_low else value
 
     def measure_units(self, product_norm: float) -> Units:

@@ -25,7 +25,7 @@ class IterationProtocol(Protocol):
     method : Method
         The composition of pieces.
     state : State
-        That of the last iteration; its `iteration` counts the iterations.
+        The state after the last iteration; its `iteration` counts the iterations.
     stopping_test_holds : bool
         Whether the paper's stopping test (2.7) holds.
     units : Units

@@ -43,7 +43,7 @@ class Branch(StrEnum, metaclass=_RenamedMembers):
 
 
 class Note(StrEnum):
-    """Remarks of the iteration that a run or a test compares with."""
+    """Remarks of the iteration that a run or a test compares with; other notes are free text of a piece."""
 
     BELOW_PRECISION = "the cubic step is below the working precision of x"
     GRADIENT_NOT_FINITE = "the gradient is not finite where f is lower"
@@ -153,7 +153,7 @@ class Record:
     def as_dict(self) -> dict[str, float]:
         """Return the numbers in one dictionary, for a logger.
 
-        Those of `calls` have names like ``calls.gradient``. ``dataclasses.asdict(record)`` also has the strings.
+        The numbers of `calls` have names like ``calls.gradient``. ``dataclasses.asdict(record)`` also has the strings.
         """
         numbers = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
         return numbers | {f"calls.{name}": value for name, value in asdict(self.calls).items()}

@@ -54,6 +54,11 @@ def step_scale_at(first_length_scale: float, x_norm: float) -> float:
     return max(first_length_scale, X_FRACTION * x_norm)
 
 
+def unbounded_decrease(value: float, unit_value: float, eps: float) -> float:
+    """Return the decrease from a value of f that shows that f is unbounded below: (|f| + unit of f)/eps²."""
+    return (abs(value) + unit_value) / eps**2
+
+
 def measure_units(value: float, grad_norm: float, product_norm: float, x_norm: float) -> Units:
     """Return the units that follow from f, ‖g‖, ‖Bq‖ and ‖x‖ at the first point.
 

@@ -29,7 +29,7 @@ def is_success(status: Tensor) -> Tensor:
 
 
 def rounding_of_gradients(problem: RowProblem, rows: Rows) -> Tensor:
-    """Estimate the norms of the rounding errors of gradients at x, in scaled variables."""
+    """Return estimates of the norms of the rounding errors of gradients at x, in scaled variables."""
     generator = torch.Generator().manual_seed(ROUNDING_SEED)
     change = hessian_norm = torch.zeros_like(rows.point.value)
     x = rows.point.x / rows.scale
@@ -44,7 +44,7 @@ def rounding_of_gradients(problem: RowProblem, rows: Rows) -> Tensor:
 
 
 def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
-    """Estimate the noise of the gradients near x from third differences on a line."""
+    """Return the noise of the gradients near x from third differences on a line."""
     x = rows.point.x
     d = torch.randn(x.shape, generator=torch.Generator().manual_seed(NOISE_SEED), dtype=torch.float64).to(x.device)
     length_scale = torch.maximum(rows.x_norm, MIN_SCALE_FRACTION * rows.first_length_scale)

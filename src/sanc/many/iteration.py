@@ -143,13 +143,13 @@ class ManyIteration:
         proposed = torch.zeros_like(candidates)
         if len(indices) == 0:
             return proposed
-        part = rows.take(indices)
-        part.sigma = part.accepted.sigma
-        self._propose(part)
-        is_longer = (part.trial.norm >= WORTHWHILE_GROWTH * part.accepted.trial.norm) & (part.trial.mode == CUBIC)
-        part.trial = replace(part.trial, mode=torch.full_like(part.trial.mode, LONGER))
+        longer = rows.take(indices)
+        longer.sigma = longer.accepted.sigma
+        self._propose(longer)
+        is_longer = (longer.trial.norm >= WORTHWHILE_GROWTH * longer.accepted.trial.norm) & (longer.trial.mode == CUBIC)
+        longer.trial = replace(longer.trial, mode=torch.full_like(longer.trial.mode, LONGER))
         kept = torch.nonzero(is_longer).reshape(-1)
-        rows.set(indices[kept], part.take(kept))
+        rows.set(indices[kept], longer.take(kept))
         proposed[indices[kept]] = True
         return proposed
 
@@ -208,66 +208,66 @@ class ManyIteration:
             )
             if len(indices) == 0:
                 break
-            part = rows.take(indices)
-            part.sigma = self.rules.bounded(SIGMA_INCREASE * part.sigma)
-            self._propose(part)
-            rows.set(indices, part)
+            too_long = rows.take(indices)
+            too_long.sigma = self.rules.bounded(SIGMA_INCREASE * too_long.sigma)
+            self._propose(too_long)
+            rows.set(indices, too_long)
 
     # Moves.
 
     def _move(self, rows: Rows, accepted: Tensor, evaluated: RowPoints | None) -> Tensor:
-        """Begin the next iteration at the accepted points, which are evaluated unless the trial points have been.
+        """Move rows to accepted points, begin their next iteration, and return those whose cubic step is rejected.
 
-        Return where a gradient is not finite, so that the cubic step is rejected.
+        The points are evaluated unless the trial points have been. A step to a gradient that is not finite is rejected.
         """
         rejected = torch.zeros_like(accepted)
         indices = torch.nonzero(accepted).reshape(-1)
         if len(indices) == 0:
             return rejected
         all_moved = len(indices) == len(rows)
-        part = rows if all_moved else rows.take(indices)
-        taken = replace(part)
+        moved = rows if all_moved else rows.take(indices)
+        rows_before = replace(moved)
         if evaluated is None:
-            new_point = self.problem.evaluate(part.accepted.trial.x, part.ids)
+            new_point = self.problem.evaluate(moved.accepted.trial.x, moved.ids)
         else:  # the accepted points are trial points of this round
             new_point = evaluated if all_moved else evaluated.take(indices)
-        part.njev = part.njev + 1
+        moved.njev = moved.njev + 1
         finite = new_point.is_finite()
         if not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
-            rejected = self._reject(rows, indices[failed], part.take(failed))
+            rejected = self._reject(rows, indices[failed], moved.take(failed))
             kept = torch.nonzero(finite).reshape(-1)
             if len(kept) == 0:
                 return rejected
-            all_moved, part, indices, new_point = False, part.take(kept), indices[kept], new_point.take(kept)
-            taken = replace(part)
-        self._begin_iteration(part, new_point)
+            all_moved, moved, indices, new_point = False, moved.take(kept), indices[kept], new_point.take(kept)
+            rows_before = replace(moved)
+        self._begin_iteration(moved, new_point)
         if not all_moved:
-            rows.set(indices, part, taken)
+            rows.set(indices, moved, rows_before)
         return rejected
 
-    def _begin_iteration(self, part: Rows, new_point: RowPoints) -> None:
+    def _begin_iteration(self, rows: Rows, new_point: RowPoints) -> None:
         """Begin the next iteration of all rows at their accepted points."""
-        before, accepted, step = part.point, part.accepted, part.accepted.trial
-        part.sigma, successful = accepted.sigma, accepted.verdict == rules.SUCCESSFUL
+        before, accepted, step = rows.point, rows.accepted, rows.accepted.trial
+        rows.sigma, successful = accepted.sigma, accepted.verdict == rules.SUCCESSFUL
         if bool(successful.any()):
             end_derivative = (new_point.g * (new_point.x - before.x)).sum(1)
             lowered = self.rules.after_derivative(accepted.sigma, step.sigma, step.predicted, step.norm, end_derivative)
-            part.sigma = torch.where(successful, lowered, accepted.sigma)
+            rows.sigma = torch.where(successful, lowered, accepted.sigma)
         decreased = rules.value_decreases(before.value, accepted.value, step.predicted, self.problem.eps)
-        self._count_iteration(part, torch.ones_like(decreased), decreased)
-        part.last_step_norm = torch.where(step.norm > 0.0, step.norm, part.last_step_norm)
-        part.point = new_point
-        self._enter(part, before)
+        self._count_iteration(rows, torch.ones_like(decreased), decreased)
+        rows.last_step_norm = torch.where(step.norm > 0.0, step.norm, rows.last_step_norm)
+        rows.point = new_point
+        self._enter(rows, before)
 
-    def _reject(self, rows: Rows, indices: Tensor, part: Rows) -> Tensor:
+    def _reject(self, rows: Rows, indices: Tensor, failed_rows: Rows) -> Tensor:
         """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
-        nan = torch.full_like(part.point.value, torch.nan)
-        escapes = part.accepted.trial.mode == ESCAPE
-        part.trial = replace(part.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
-        sigma = self.problem.after_trial(part, torch.zeros_like(part.trials), nan, torch.zeros_like(nan))
-        part.sigma = torch.where(escapes, part.sigma, sigma)
-        rows.set(indices, part)
+        nan = torch.full_like(failed_rows.point.value, torch.nan)
+        escapes = failed_rows.accepted.trial.mode == ESCAPE
+        failed_rows.trial = replace(failed_rows.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
+        sigma = self.problem.after_trial(failed_rows, torch.zeros_like(failed_rows.trials), nan, torch.zeros_like(nan))
+        failed_rows.sigma = torch.where(escapes, failed_rows.sigma, sigma)
+        rows.set(indices, failed_rows)
         chosen = torch.zeros_like(rows.sigma_unconfirmed).index_fill(0, indices, True)
         stays = self._halve(rows, chosen & (rows.trial.mode == ESCAPE))
         if bool(stays.any()):
@@ -279,27 +279,40 @@ class ManyIteration:
         indices = torch.nonzero(ended & (rows.status == RUNNING)).reshape(-1)
         if len(indices) == 0:
             return
-        part = rows.take(indices)
-        none_of_them = torch.zeros_like(part.sigma_unconfirmed)
-        self._count_iteration(part, moved=none_of_them, decreased=none_of_them)
-        self._end_stalled(part)
-        part.sigma_unconfirmed = none_of_them
-        rows.set(indices, part)
+        staying = rows.take(indices)
+        none_of_them = torch.zeros_like(staying.sigma_unconfirmed)
+        self._count_iteration(staying, moved=none_of_them, decreased=none_of_them)
+        self._end_stalled(staying)
+        staying.sigma_unconfirmed = none_of_them
+        rows.set(indices, staying)
 
-    def _count_iteration(self, part: Rows, moved: Tensor, decreased: Tensor) -> None:
+    def _count_iteration(self, rows: Rows, moved: Tensor, decreased: Tensor) -> None:
         """Count an iteration, and the iterations without progress."""
-        part.stalled_iterations, part.best_grad_norm = rules.update_stall(
-            part.stalled_iterations, part.best_grad_norm, part.grad_norm, moved, decreased
+        rows.stalled_iterations, rows.best_grad_norm = rules.update_stall(
+            rows.stalled_iterations, rows.best_grad_norm, rows.grad_norm, moved, decreased
         )
-        is_flat = part.trial.predicted <= ROUNDING_ERRORS * self.problem.eps * part.point.value.abs()
-        part.flat_iterations = torch.where(is_flat, part.flat_iterations + 1, 0)
-        part.nit = part.nit + 1
-        part.trials = part.halvings = torch.zeros_like(part.trials)
+        is_flat = rows.trial.predicted <= ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
+        rows.flat_iterations = torch.where(is_flat, rows.flat_iterations + 1, 0)
+        rows.nit = rows.nit + 1
+        rows.trials = rows.halvings = torch.zeros_like(rows.trials)
 
     # The beginning of an iteration.
 
     def _enter(self, rows: Rows, before: RowPoints | None) -> None:
-        """Test rows at new points for their endings."""
+        """Begin an iteration at new points: measure them, and end the rows that have converged, stalled or diverged.
+
+        The order matters. The free variables and the scales come first, since all norms refer to them. The norms at a
+        stationary point may free fewer variables, of which the spectra are. The tests of endings need both; a row that
+        has stalled may restart at a lower point, which enters by this method, too. The units come last, since only
+        rows that go on need them, and a row whose length scale is 0 is at its first point.
+
+        Parameters
+        ----------
+        rows : Rows
+            All of them are at new points.
+        before : RowPoints or None
+            The points before the last step; None at the start of a row.
+        """
         problem, box = self.problem, rows.box
         rows.free = None if box is None else box.free(rows.point.x, rows.point.g)
         self._set_scales(rows, problem.scales(rows, before))
@@ -376,25 +389,23 @@ class ManyIteration:
         indices = torch.nonzero((rows.stalled_iterations >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
         if len(indices) == 0:
             return
-        part = rows.take(indices)
-        part.status = torch.full_like(part.status, int(Status.STALLED))
+        stalled = rows.take(indices)
+        stalled.status = torch.full_like(stalled.status, int(Status.STALLED))
         if self.problem.default_tol:
-            error = rounding_of_gradients(self.problem, part)
-            small = (part.grad_norm <= error) & (part.flat_iterations >= STALL_LIMIT)
-            part.status = torch.where(small, RUNNING, part.status)
-            part.tol = torch.where(small, torch.maximum(part.tol, error), part.tol)
-            self._end_stationary(part, small)
-            part.status = torch.where(small & (part.status == RUNNING), int(Status.STALLED), part.status)
-        lower, moved = leave_saddles(self.problem, part)
-        rows.set(indices, part)
+            error = rounding_of_gradients(self.problem, stalled)
+            small = (stalled.grad_norm <= error) & (stalled.flat_iterations >= STALL_LIMIT)
+            stalled.status = torch.where(small, RUNNING, stalled.status)
+            stalled.tol = torch.where(small, torch.maximum(stalled.tol, error), stalled.tol)
+            self._end_stationary(stalled, small)
+            stalled.status = torch.where(small & (stalled.status == RUNNING), int(Status.STALLED), stalled.status)
+        lower, moved = leave_saddles(self.problem, stalled)
+        rows.set(indices, stalled)
         if len(moved):
             again = indices[moved]
-            old = rows.take(again)
-            fresh = Rows.start(old.ids, self.problem.evaluate(lower, old.ids), old.lower, old.upper)
-            for name in ("first_value", "scale", "tol", "nit", "nfev", "njev"):
-                setattr(fresh, name, getattr(old, name))
-            self._enter(fresh, None)
-            rows.set(again, fresh)
+            at_saddles = rows.take(again)
+            restarted = at_saddles.restarted(self.problem.evaluate(lower, at_saddles.ids))
+            self._enter(restarted, None)
+            rows.set(again, restarted)
 
     def _end_at_limits(self, rows: Rows) -> None:
         """End rows that have made `max_iter` iterations or `max_trials` trial points."""
@@ -449,14 +460,16 @@ class ManyIteration:
         below = rows.trial.norm <= self.problem.eps * rows.x_norm
         indices = torch.nonzero(below | ~(rows.trial.predicted > 0.0)).reshape(-1)
         if len(indices):
-            part = rows.take(indices)
-            trial = part.trial
-            is_limited = (part.trials == 0) & (trial.multiplier > part.spectra.hessian_norm)
-            norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * part.x_norm), 1.0)
+            escaping = rows.take(indices)
+            trial = escaping.trial
+            is_limited = (escaping.trials == 0) & (trial.multiplier > escaping.spectra.hessian_norm)
+            norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * escaping.x_norm), 1.0)
             negligible = below[indices] & (trial.predicted > 0.0)
-            part.sigma = torch.where(negligible, self.rules.after_negligible_step(part.sigma, norm_ratio), part.sigma)
-            part.trial = self._escape_steps(part)
-            rows.set(indices, part)
+            escaping.sigma = torch.where(
+                negligible, self.rules.after_negligible_step(escaping.sigma, norm_ratio), escaping.sigma
+            )
+            escaping.trial = self._escape_steps(escaping)
+            rows.set(indices, escaping)
 
     def _escape_steps(self, rows: Rows) -> RowTrials:
         """Return an escape step of all rows as trial point: along negative curvature or the gradient."""

@@ -132,8 +132,8 @@ def _tests(process: RowLanczos, max_dim: int, divisor: int) -> Iterator[bool]:
 def _of_one_size(spectra: Spectra) -> Spectra:
     """Return as many eigenpairs for all dimensions of the space, so that rows can be joined.
 
-    They are `MAX_STEP_DIM`, or as many as there are variables. Missing ones have zero vectors, and the norm of the
-    curvature as eigenvalue. Of more, the inner ones are left out.
+    The number of pairs is `MAX_STEP_DIM`, or that of the variables if it is smaller. Missing ones have zero vectors,
+    and the norm of the curvature as eigenvalue. Of more, the inner ones are left out.
     """
     values, vectors, c = spectra.values, spectra.vectors, spectra.c
     size = min(MAX_STEP_DIM, vectors.shape[1])
@@ -159,7 +159,7 @@ class _OffDiagonal:
 def certified_spectra(process: RowLanczos, g: Tensor, tol: Tensor, confidence: float, eps: float) -> Spectra:
     """Return eigenpairs with bounds on λ_min, from Krylov spaces with random starts.
 
-    They are extended until each row has negative curvature beyond `tol` or a bound above −`tol`.
+    The spaces are extended until each row has negative curvature beyond `tol` or a bound above −`tol`.
     """
     dim = g.shape[1]
     for is_last in _tests(process, min(dim, MAX_CERTIFICATE_DIM), _CERTIFICATE_TEST_DIVISOR):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -312,6 +312,18 @@ class Rows(Group):
             status=torch.full_like(count, RUNNING),
             trials=count,
             halvings=count,
+        )
+
+    def restarted(self, point: RowPoints) -> Rows:
+        """Return the rows as at a start, at lower points beside a saddle: with their counts, scales and tolerances."""
+        return replace(
+            Rows.start(self.ids, point, self.lower, self.upper),
+            first_value=self.first_value,
+            scale=self.scale,
+            tol=self.tol,
+            nit=self.nit,
+            nfev=self.nfev,
+            njev=self.njev,
         )
 
     def __len__(self) -> int:

@@ -78,11 +78,11 @@ class Rays:
 
 
 def unbounded_decrease(value: Tensor, unit_value: Tensor, eps: float) -> Tensor:
-    """Return decreases of f that show that it is unbounded, as the core does with f scaled by a power of two.
+    """Return the decreases of f that show that it is unbounded (`sanc.core.units.unbounded_decrease`).
 
-    Rows are not scaled, so that f has to fall by more than 1/eps² whatever its unit.
+    Rows are not scaled by a power of two, so that f has to fall by more than 1/eps² whatever its unit.
     """
-    return (value.abs() + unit_value + 1.0) / eps**2
+    return (value.abs() + (unit_value + 1.0)) / eps**2
 
 
 def measure_units(value: Tensor, grad_norm: Tensor, product_norm: Tensor, x_norm: Tensor) -> tuple[Tensor, Tensor]:

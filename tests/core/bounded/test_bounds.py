@@ -136,7 +136,10 @@ def test_a_step_in_the_box_depends_on_its_arguments_alone(rng):
     face = FaceOracle(quadratic_oracle(hessian, shift), box_of([-1.0] * 3, [1.0] * 3), np.zeros(3), None)
     x, method = np.zeros(3), PRESETS["robust"]
     (value, g), rule = face.gradient(x), method.sigma.rule(face.space.eps, exact=True)
-    here = Point(x, g, value, face.norm(g), face, rule, State(seed=0), State(seed=0).units)
+    here = Point(
+        x=x, g=g, value=value, grad_norm=face.norm(g), oracle=face, sigma_rule=rule, state=State(seed=0),
+        units=State(seed=0).units,
+    )  # fmt: skip
     model = BoundedModel(inner=method.model)
     subspace = model.build(here)
     first, larger = (model.propose(here, subspace, sigma) for sigma in (1e-3, 2e-3))

@@ -102,7 +102,7 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: 
 
 
 def find_wrong_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Describe how the values near x contradict the gradient."""
+    """Return how the values near x contradict the gradient."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
         error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, first_length_scale)
@@ -120,7 +120,7 @@ def find_wrong_gradient(oracle: Oracle, x: Vector, first_length_scale: float) ->
 
 
 def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: float) -> float:
-    """Estimate the norm of the rounding error of an exact gradient at x; 0 if a product is not finite.
+    """Return an estimate of the norm of the rounding error of an exact gradient; 0 if a product is not finite.
 
     Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
     about eps·√(2‖B‖|f|). For f = ‖r‖² with r = Ax − y this is 2 eps·‖A‖‖r‖, a bound on the error of the inner products
@@ -145,7 +145,7 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: fl
 
 
 def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length_scale: float, seed: int = 0) -> float:
-    """Estimate the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
+    """Return the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
     differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length_scale, seed)]
     for _ in range(NOISE_DIFFERENCES):
         differences = [after - before for before, after in itertools.pairwise(differences)]
@@ -153,7 +153,7 @@ def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length_scale: float
 
 
 def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Describe a directional derivative of f at x that is far larger than the small gradient there.
+    """Return a sentence about a directional derivative of f at x that is far larger than the small gradient there.
 
     Central differences along a random direction with two steps, far below `first_length_scale`, have to agree.
     """
@@ -176,7 +176,7 @@ def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: flo
 
 
 def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) -> str:
-    """Describe differenced gradients whose largest norm is below the error that roundoff in f causes."""
+    """Return a sentence about differenced gradients with a largest norm below the error that roundoff in f causes."""
     error = oracle.gradient_error(x)
     if error == 0.0 or largest_norm > _MIN_RELIABLE_ERRORS * error:
         return ""
@@ -184,7 +184,7 @@ def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) ->
 
 
 def find_large_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> str:
-    """Describe a differenced gradient whose error far exceeds the tolerance on its norm."""
+    """Return a sentence about a differenced gradient whose error far exceeds the tolerance on its norm."""
     error = oracle.gradient_error(x)
     return difference_error_message(error) if error > _MIN_RELIABLE_ERRORS * tolerance else ""
 
@@ -204,7 +204,7 @@ def truncation_message(gradient_error: float) -> str:
 
 
 def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, tolerance: float) -> str:
-    """Describe a curvature of f at x that differences of the caller's gradient miss.
+    """Return a sentence about a curvature of f at x that differences of the caller's gradient miss.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
     with far longer steps, detect it. They are computed along a random direction, with steps relative to the length
@@ -275,7 +275,7 @@ def _best_second_difference(
 
 
 def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
-    """Describe an asymmetric Hessian product at x."""
+    """Return a sentence about an asymmetric Hessian product at x."""
     space, operator = oracle.space, oracle.hessian(x)
     u, v = (space.normal(np.random.default_rng((seed, k))) for k in range(2))
     try:
@@ -296,7 +296,7 @@ def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
 
 
 def find_different_scales(oracle: Oracle, x: Vector) -> str:
-    """Describe diagonal entries of the Hessian at x of which the smallest is below the roundoff of the largest.
+    """Return a sentence about diagonal entries of the Hessian if the smallest is below the roundoff of the largest.
 
     Only a function of few variables is tested, since the diagonal takes a product for each.
     """
@@ -340,7 +340,7 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
 
 
 def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Describe a Hessian product of the caller at x that differences of the caller's gradient contradict.
+    """Return a sentence about a Hessian product of the caller that differences of the caller's gradient contradict.
 
     They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
     that suits the largest variables may leave the range in which the gradient is linear in a small one.
@@ -357,10 +357,10 @@ def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> 
 
 
 def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scale: float) -> str:
-    """Describe the Hessian product along d if central differences of the gradient contradict it.
+    """Return a sentence about the Hessian product along d if differences of the gradient contradict it.
 
-    They have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees with it,
-    and two of them agree with each other.
+    The differences have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees
+    with it, and two of them agree with each other.
     """
     space, operator = oracle.space, oracle.hessian(x)
     d = d / space.norm(d)
@@ -399,10 +399,10 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scal
 def find_noise(
     oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
 ) -> str:
-    """Describe noise in f near x that exceeds `limit` times its rounding error.
+    """Return a sentence about noise in f near x that exceeds `limit` times its rounding error.
 
-    It is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f due to
-    rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
+    The noise is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f
+    due to rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
     """
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length_scale, seed)])
@@ -425,7 +425,7 @@ def _points_on_line(space: Space, x: Vector, first_length_scale: float, seed: in
 
 
 def find_stall_cause(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Describe what may have stalled a run."""
+    """Return what may have stalled a run."""
     return (
         find_asymmetry(oracle, x)
         or find_noise(oracle, x, first_length_scale)

@@ -19,7 +19,7 @@ from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.space import ROUNDING_ERRORS, Space, Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.spectrum.krylov import NonFiniteProductError
-from sanc.core.units import Units, measure_units
+from sanc.core.units import Units, measure_units, unbounded_decrease
 
 _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
@@ -37,8 +37,8 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
     if not (math.isfinite(value) and math.isfinite(grad_norm)):
         return Ending(Status.NO_GRADIENT if run.iterations else Status.NOT_FINITE)
     # The units of a point beside an exact saddle are tiny, so that f also has to fall by a number of its own.
-    unit = abs(run.first_value) + run.units.value + run.scale_of_f
-    if run.first_value - value > unit / run.oracle.space.eps**2:
+    unit = run.units.value + run.scale_of_f
+    if run.first_value - value > unbounded_decrease(run.first_value, unit, run.oracle.space.eps):
         return Ending(Status.UNBOUNDED)
     return stationary_ending(run) if grad_norm <= run.tol else CONTINUE
 
@@ -85,7 +85,7 @@ def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
 
 
 def measure_first_units(run: Run) -> Units:
-    """Measure the units with one product, before the first iteration."""
+    """Return the units, measured with one product before the first iteration."""
     oracle, space = run.oracle, run.oracle.space
     with oracle.uncounted():
         operator = oracle.hessian(run.x)

@@ -101,7 +101,7 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
 
 
 def _leave_weak_bounds(run: Run) -> bool:
-    """Move x from a second-order point of its face into the box, if f decreases there along negative curvature.
+    """Return whether x moved from a second-order point of its face into the box, along negative curvature.
 
     Only variables with a zero multiplier can be released at a stationary point. Whether f is lower in some combination
     of them cannot be decided with few products, so that only the direction of the left-most Ritz value is tried.

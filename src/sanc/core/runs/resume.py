@@ -39,7 +39,7 @@ def save_run(run: Run) -> dict[str, Any]:
 def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
     """Return the continuation of a state that an earlier run passed to its callback. The whole state is checked first.
 
-    It is another run if the earlier one was in scaled variables.
+    Another run is returned if the earlier one was in scaled variables.
     """
     exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:

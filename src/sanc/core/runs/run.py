@@ -44,7 +44,7 @@ class Run:
     history : list of Record
         The records of all iterations, in the units of f.
     certificate : Certificate or None
-        That of x, if it was computed.
+        The certificate of x, if it was computed.
     stall_monitor : StallMonitor
         Counts iterations without progress beyond roundoff.
     step_monitor : StepMonitor
@@ -56,7 +56,7 @@ class Run:
     cause : str
         A sentence about the ending, in addition to the sentence of its status.
     initial_units : Units
-        Units of a first point that is stationary. Those of the iteration replace them.
+        Units of a first point that is stationary, until the iteration has measured its own.
     gradient_rounding : float
         Rounding error of the gradient at x, if the run stalled there.
     """

@@ -96,9 +96,9 @@ class _ScaledOperator(Operator):
 def objective_exponent(oracle: Oracle, x: Vector) -> int:
     """Return the exponent by which to scale f, from the first gradient or, if that is zero, the first value.
 
-    It is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are moved to
-    the middle between 1 and that bound, since gradients decrease during a run. Beside a saddle the gradient alone may
-    be tiny: a Hessian product then shows the size of f.
+    The exponent is 0 as long as cubes of the derivatives are within the range of their type. Otherwise derivatives are
+    moved to the middle between 1 and that bound, since gradients decrease during a run. Beside a saddle the gradient
+    alone may be tiny: a Hessian product then shows the size of f.
     """
     max_exponent = _max_exponent(oracle)
     bound = max_exponent // _MAX_DERIVATIVE_POWER

@@ -57,7 +57,7 @@ class Ending:
     direction : vector or None
         A direction of negative curvature, along which the next iteration leaves a stationary point.
     certificate : Certificate or None
-        That of the point, if the test computed it.
+        The certificate of the point, if the test computed it.
     gradient_rounding : float
         The error of the gradient, if it is not 0. The point is then tested again with this tolerance on ‖g‖. If there
         is a `cause` too, the run ends with it unless an error of that size changes f only slightly.

@@ -89,7 +89,7 @@ class StepMonitor:
         return Ending(Status.STALLED, cause) if cause else CONTINUE
 
     def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length_scale: float) -> str:
-        """Count mismatches of the first steps; describe a gradient that differences of values contradict."""
+        """Return a sentence about a gradient that differences of values contradict, tested after some mismatches."""
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
             return ""
         if not (step.stays or _is_mismatch(oracle, step)):
