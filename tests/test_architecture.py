@@ -21,7 +21,7 @@ from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
 from sanc.many.rows import Rows
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import PARTS, MinibatchState
 
 PIECES = [
     sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
@@ -31,7 +31,7 @@ PIECES = [
 
 VALUES = [
     BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
-    TrialOutcome,
+    TrialOutcome, *PARTS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -310,12 +310,13 @@ def replaces_a_state(node):
 
 
 def test_only_the_iterations_write_records_and_states():
-    """The averaged phase and the recovery from outliers return the next state with a record; the iteration sets it."""
+    """On samples functions return the next state, the averaged phase with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
+    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "updates")}
     parts = {SOURCE / "minibatch" / "averaged_phase.py", SOURCE / "minibatch" / "recovery.py"}
     assert {path for path in modules() if "Record" in calls(path)} == {SOURCE / "core" / "iteration.py"} | parts
     assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations
-    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations | parts
+    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations | parts | returning
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations

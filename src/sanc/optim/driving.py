@@ -356,7 +356,7 @@ class Driver:
             if last_leaves is not None and earlier_values is not None:
                 last_leaves.write(earlier_values)
             raise
-        leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
+        leaves.write(iteration.pop_gradient_point(point))  # type: ignore[arg-type]
         self.at_average = False
         self.oracle.style = "gradients"
         self._record = replace(record, style="gradients")
