@@ -208,6 +208,34 @@ def test_private_names_of_torch_are_used_in_one_place():
             assert not private.search(path.read_text()), path
 
 
+def private_names(path):
+    """Return the private names that a file assigns or defines."""
+    defined = {node.name for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = {getattr(target, "attr", getattr(target, "id", "")) for node in nodes(path)
+                for target in (node, getattr(node, "target", None))
+                if isinstance(target, ast.Name | ast.Attribute) and isinstance(target.ctx, ast.Store)}  # fmt: skip
+    return {name for name in defined | assigned if name.startswith("_")}
+
+
+def foreign_private_names(path, known):
+    """Yield private attributes, not of `self`, that are not among the names `known`."""
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr) and node.attr not in known:
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls", "super()", "sys") and node.attr not in ("_asdict", "_make", "_replace"):
+                yield f"{path}:{node.lineno}: {owner}.{node.attr}"
+
+
+def test_private_attributes_are_used_in_their_package():
+    """Also those of an object whose class another package defines, which no import shows."""
+    known = {}
+    for path in modules():
+        known.setdefault(package(path), set()).update(private_names(path))
+    for path in modules():
+        if name_of(path).parts[-1] != "internals":
+            assert list(foreign_private_names(path, known[package(path)])) == []
+
+
 def written(node):
     """Attributes that a statement assigns, also in tuples and by an operator."""
     if isinstance(node, ast.Assign):
