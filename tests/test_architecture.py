@@ -21,7 +21,7 @@ from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
 from sanc.many.rows import Rows
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import PARTS, MinibatchState
 
 PIECES = [
     sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
@@ -31,7 +31,7 @@ PIECES = [
 
 VALUES = [
     BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
-    TrialOutcome,
+    TrialOutcome, *PARTS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -208,6 +208,34 @@ def test_private_names_of_torch_are_used_in_one_place():
             assert not private.search(path.read_text()), path
 
 
+def private_names(path):
+    """Return the private names that a file assigns or defines."""
+    defined = {node.name for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = {getattr(target, "attr", getattr(target, "id", "")) for node in nodes(path)
+                for target in (node, getattr(node, "target", None))
+                if isinstance(target, ast.Name | ast.Attribute) and isinstance(target.ctx, ast.Store)}  # fmt: skip
+    return {name for name in defined | assigned if name.startswith("_")}
+
+
+def foreign_private_names(path, known):
+    """Yield private attributes, not of `self`, that are not among the names `known`."""
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr) and node.attr not in known:
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls", "super()", "sys") and node.attr not in ("_asdict", "_make", "_replace"):
+                yield f"{path}:{node.lineno}: {owner}.{node.attr}"
+
+
+def test_private_attributes_are_used_in_their_package():
+    """Also those of an object whose class another package defines, which no import shows."""
+    known = {}
+    for path in modules():
+        known.setdefault(package(path), set()).update(private_names(path))
+    for path in modules():
+        if name_of(path).parts[-1] != "internals":
+            assert list(foreign_private_names(path, known[package(path)])) == []
+
+
 def written(node):
     """Attributes that a statement assigns, also in tuples and by an operator."""
     if isinstance(node, ast.Assign):
@@ -310,12 +338,13 @@ def replaces_a_state(node):
 
 
 def test_only_the_iterations_write_records_and_states():
-    """The averaged phase and the recovery from outliers return the next state with a record; the iteration sets it."""
+    """On samples functions return the next state, the averaged phase with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
+    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "updates")}
     parts = {SOURCE / "minibatch" / "averaged_phase.py", SOURCE / "minibatch" / "recovery.py"}
     assert {path for path in modules() if "Record" in calls(path)} == {SOURCE / "core" / "iteration.py"} | parts
     assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations
-    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations | parts
+    assert {path for path in modules() if any(map(replaces_a_state, nodes(path)))} == iterations | parts | returning
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from markdown_it import MarkdownIt
 
 import sanc
 from loading import load_tool
+from sanc.minibatch.state import PARTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -335,15 +337,13 @@ def test_listed_members_of_the_reference_have_docstrings():
                 assert len(inspect.getdoc(thing) or "") > 20, f"{name}.{member}"
 
 
-def test_comments_behind_fields_are_in_the_reference():
-    pytest.importorskip("griffe", reason="the extra docs is not installed")
-    state = sanc.extend.MinibatchState
-    text = load_tool("docstrings").with_fields(inspect.getdoc(state), state)
-    assert "\nseed : int\n    seed of the random starts and signs\n" in text
-    assert "\nsmallest_grad_norm : float\n    Without those far smaller than all before." in text
-    shared = "Consecutive gradients far smaller than all before, and far larger than the typical one."
-    assert text.count(shared) == 2 and f"\nfar_larger_gradients : int\n    {shared}\n" in text
-    assert load_tool("docstrings").with_fields("A piece.", sanc.RatioTest) == "A piece."
+def test_the_attributes_of_a_state_are_its_fields():
+    """Also those of its parts, which the state names too."""
+    text = inspect.getdoc(sanc.extend.MinibatchState)
+    for kind in (sanc.extend.MinibatchState, *PARTS.values()):
+        names = [item.name for item in fields(kind)]
+        assert re.findall(r"^(\w+) : ", inspect.getdoc(kind), re.MULTILINE) == names
+        assert kind is sanc.extend.MinibatchState or all(f"`{name}`" in text for name in names)
 
 
 def test_signatures_show_defaults_and_what_can_be_passed():

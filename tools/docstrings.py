@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Set
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ class PreparedDocstrings(griffe.Extension):
         text = inspect.cleandoc(obj.docstring.value)
         if obj.is_class and obj.parent is obj.module:
             thing = getattr(import_module(obj.module.path), obj.name, None)
-            text = with_fields(inspect.getdoc(thing) or text, thing)
+            text = inspect.getdoc(thing) or text
         obj.docstring.value = with_links(with_formulas(text), self.documented - {obj.path})
 
 
@@ -55,29 +54,6 @@ def default_of(value: Any) -> Any:
     """Return the default of a field whose value also has the range of a setting."""
     is_setting = isinstance(value, griffe.ExprCall) and str(value.function) == "setting"
     return value.arguments[0] if is_setting else value
-
-
-def with_fields(text: str, thing: Any) -> str:
-    """Return the docstring of a dataclass with a list of its fields, if their meanings are comments.
-
-    Fields without a comment behind them share the last one above them.
-    """
-    if "as a comment behind it" not in text:
-        return text
-    comments: dict[str, str] = {}
-    above: list[str] = []
-    was_comment = False
-    for line in inspect.getsource(thing).splitlines():
-        is_comment = re.match(r"    # (.+)$", line)
-        if is_comment:
-            above = [*above, is_comment[1]] if was_comment else [is_comment[1]]
-        was_comment = bool(is_comment)
-        if found := re.match(r"    (\w+): ", line):
-            comments[found[1]] = " ".join(above)
-        if comments and (said := re.match(r"    \S.*  # (.+)$", line)):
-            comments[next(reversed(comments))] = said[1]
-    entries = (f"{item.name} : {item.type}\n    {comments[item.name]}" for item in fields(thing))
-    return "\n".join([text, "", "Attributes", "----------", *entries])
 
 
 def with_links(text: str, documented: Set[str]) -> str:

@@ -275,7 +275,7 @@ def test_a_device_without_graphs_gives_a_warning(monkeypatch):
 
 def test_invalid_arguments_are_named():
     model = network()
-    with pytest.raises(TypeError, match="capture = 'yes'"):
+    with pytest.raises(sanc.errors.SancError, match="capture = 'yes'"):
         sanc.SANC(model.parameters(), capture="yes")
     opt = sanc.SANC(model.parameters(), capture=True)
     with pytest.raises(TypeError, match="closure = 3 cannot be called"):

@@ -22,7 +22,7 @@ from sanc.core.spectrum.krylov import Krylov
 from sanc.minibatch import batch_losses
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import BatchComparison
 from sanc.sums.oracle import SumOracle
 
 
@@ -101,7 +101,7 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
         x, record = iteration.iterate(x, oracle)
         assert np.allclose(x, average, rtol=0, atol=1e-10)
         if distance:
-            assert iteration.state.distance_bound == pytest.approx(d, rel=1e-6)
+            assert iteration.state.distance.distance_bound == pytest.approx(d, rel=1e-6)
         # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M
         norm = math.sqrt(step @ (M * step))
         assert np.allclose(g + record.sigma * norm * M * step, 0, atol=1e-9 * np.linalg.norm(g))
@@ -440,9 +440,7 @@ def test_settings_out_of_range_are_named(name, value):
 
 @pytest.mark.parametrize(("reference", "halved"), [(2.0, 0.9), (-2.0, -3.1), (0.0, -1e-3)])
 def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, halved):
-    state = replace(
-        MinibatchState(0), reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference
-    )
+    before = BatchComparison(reference_loss=reference, last_loss=reference, last_decrease=10.0, first_loss=reference)
     slower = reference - 0.4 * abs(reference)
-    assert batch_losses.compare_batches(state, None, slower, 1.0, 1e-16)[1]["steps_since_halving"] == 1
-    assert batch_losses.compare_batches(state, None, halved, 1.0, 1e-16)[1]["steps_since_halving"] == 0
+    assert batch_losses.compare_batches(before, None, slower, 1.0, 1e-16)[1].steps_since_halving == 1
+    assert batch_losses.compare_batches(before, None, halved, 1.0, 1e-16)[1].steps_since_halving == 0

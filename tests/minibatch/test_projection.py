@@ -102,7 +102,7 @@ def test_a_change_of_one_bit_is_detected(style):
             opt.eval()
             opt.train()
         opt._iteration.finish_step()
-        seen.append(opt._iteration.state.caller_changed or opt._iteration.state.projection_countdown > 0)
+        seen.append(opt._iteration.state.caller.caller_changed or opt._iteration.state.caller.projection_countdown > 0)
     assert seen.index(True) == 41 and seen[41:].count(True) < 25
 
 
@@ -126,8 +126,8 @@ def test_one_change_by_the_caller_is_kept_and_averaging_continues():
             before = float(p[0].detach())
         if k == 61:
             assert abs(float(p[0].detach()) - before) < 0.5  # it is not undone
-            assert opt._iteration.state.projection_countdown > 0
-    assert opt._iteration.state.projection_countdown == 0 and opt._iteration.state.last_written_x is None
+            assert opt._iteration.state.caller.projection_countdown > 0
+    assert opt._iteration.state.caller.projection_countdown == 0 and opt._iteration.state.caller.last_written_x is None
     assert opt.record.branch is sanc.Branch.AVERAGED and float(p[0].detach()) < before
 
 

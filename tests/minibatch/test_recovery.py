@@ -16,8 +16,7 @@ from composing import iteration_on
 from sanc import Branch
 from sanc.minibatch import recovery
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
-from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import BatchComparison, CallerChanges, MeanLoss, MinibatchState
 
 
 def settled_run(problem, steps=60, **options):
@@ -37,19 +36,22 @@ def test_a_loss_that_rises_for_long_returns_to_a_safe_point(problem):
         k += 1
         assert k < 100
         x = x + 0.1
-        iteration.state = replace(
-            iteration.state, checksum=float(checksum(torch.from_numpy(x))) % CHECKSUM_MODULUS
-        )  # as the iteration does
+        known = replace(iteration.state.caller, checksum=float(checksum(torch.from_numpy(x))) % CHECKSUM_MODULUS)
+        iteration.state = replace(iteration.state, caller=known)  # as the iteration does
         before = oracle.meter.paper_calls
         x, record = iteration.iterate(x, oracle)
         assert record.calls.paper_calls - before == oracle.sizes[0]  # a return takes a gradient, too
     assert "rose" in record.note and record.branch is Branch.STAYED and k > 5
     assert problem.value(x) < 1.1 * good and iteration.state.eta_reduction == 0.5
-    safe_point = iteration.state.safe_point
+    safe_point = iteration.state.losses.safe_point
     iteration.iterate(x, oracle)
     assert not iteration.has_returned
     # The return is not taken for a change by the caller: averaging goes on, and the point is not dropped.
-    assert iteration.state.projection_countdown == 0 and iteration.state.safe_point is not None and safe_point is x
+    assert (
+        iteration.state.caller.projection_countdown == 0
+        and iteration.state.losses.safe_point is not None
+        and safe_point is x
+    )
 
 
 def test_a_change_of_the_parameters_by_the_caller_is_not_undone(problem):
@@ -82,11 +84,10 @@ def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
      (math.nan, 1.0, math.nan, False)],
 )  # fmt: skip
 def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, entry, before, back):
-    iteration = MinibatchIteration(sanc.method_for(), seed=0)
     x, start = np.ones(2), np.zeros(2)
-    iteration.state = replace(iteration.state, first_point=start, first_loss=entry)
+    comparison = BatchComparison(first_point=start, first_loss=entry)
     oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
-    assert recovery.start_of_averaging(iteration.state, x, value, oracle) is (start if back else x)
+    assert recovery.start_of_averaging(comparison, x, value, oracle) is (start if back else x)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
@@ -171,7 +172,7 @@ def oracle_of(values, has_values=True):
 
 
 def state_of(**changes):
-    return replace(MinibatchState(0, iteration=50, steps=30, averaged=True, safe_point=SAFE), **changes)
+    return MinibatchState(0, iteration=50, steps=30, averaged=True, **{"losses": MeanLoss(safe_point=SAFE)} | changes)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,10 @@ def state_of(**changes):
 def test_the_second_batch_that_is_not_finite_returns_unless_it_is_not_finite_there_either(
     earlier, at_safe_point, point, eta
 ):
-    state = state_of(nonfinite_batches=earlier, checksum=7.0)
+    state = state_of(nonfinite_batches=earlier, caller=CallerChanges(checksum=7.0))
     outcome = recovery.handle_nonfinite(state, X, oracle_of({"safe": at_safe_point}), math.inf, 1.0)
     assert outcome.point is point and outcome.has_returned is (point is SAFE)
-    assert outcome.state.nonfinite_batches == earlier + 1 and math.isnan(outcome.state.checksum)
+    assert outcome.state.nonfinite_batches == earlier + 1 and math.isnan(outcome.state.caller.checksum)
     assert outcome.state.eta_reduction == eta and state.eta_reduction == 1.0
     assert outcome.record.iteration == 50 and "the loss of the gradient sample is not finite" in outcome.record.note
     assert outcome.record.step_norm == (3.0 if point is SAFE else 0.0)
@@ -192,10 +193,10 @@ def test_the_second_batch_that_is_not_finite_returns_unless_it_is_not_finite_the
 
 @pytest.mark.parametrize(("at_x", "raised"), [(1.9, False), (2.1, True), (math.nan, True)])
 def test_steps_raised_the_loss_if_one_batch_confirms_half_of_the_rise(at_x, raised):
-    state = state_of(loss_mean=3.0, lowest_loss_mean=1.0)
+    state = state_of(losses=MeanLoss(loss_mean=3.0, lowest_loss_mean=1.0, safe_point=SAFE))
     oracle = oracle_of({"x": at_x, "safe": 1.0})
-    assert recovery.steps_raised_loss(state, X, oracle) is raised
-    assert not recovery.steps_raised_loss(replace(state, safe_point=X), X, oracle)
+    assert recovery.steps_raised_loss(state.losses, X, oracle) is raised
+    assert not recovery.steps_raised_loss(replace(state.losses, safe_point=X), X, oracle)
     outcome = recovery.return_after_rise(state, X, oracle, X)
     assert outcome.point is SAFE and outcome.has_returned and outcome.state.eta_reduction == 0.5
     assert outcome.record.trials == 2 and outcome.record.note == "the loss rose: back to the last safe point"
@@ -208,13 +209,13 @@ def test_steps_raised_the_loss_if_one_batch_confirms_half_of_the_rise(at_x, rais
 )  # fmt: skip
 def test_first_batches_were_outliers_if_the_loss_at_the_first_point_is_lower(first_loss, due, at_first, returns, kept):
     """Far lower, where it is due, if the first loss was normal; lower, at any step, if it was an outlier."""
-    state = state_of(first_point=FIRST, first_loss=first_loss, weight_sum=5.0)
+    state = state_of(comparison=BatchComparison(first_point=FIRST, first_loss=first_loss), weight_sum=5.0)
     results = types.SimpleNamespace(value=1.0, grad_norm=1.0)
     after, outcome = recovery.correct_first_steps(state, X, oracle_of({"first": at_first}), results, due)
     assert (outcome is not None) is returns
     if outcome is not None:
-        assert outcome.point is FIRST and outcome.has_returned and outcome.state.first_point is None
+        assert outcome.point is FIRST and outcome.has_returned and outcome.state.comparison.first_point is None
         assert outcome.state.steps == 0 and outcome.state.weight_sum == 0.0  # averaging starts again
     else:
-        assert (after.first_point is FIRST) is kept
-    assert state.first_point is FIRST and state.steps == 30
+        assert (after.comparison.first_point is FIRST) is kept
+    assert state.comparison.first_point is FIRST and state.steps == 30

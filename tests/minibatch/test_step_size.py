@@ -56,7 +56,7 @@ def test_losses_at_or_below_the_bound_show_that_it_is_none(loss):
     twin = sanc.SANC([nn.Parameter(points[0].clone())], seed=0, curvature=False, metric="diagonal", **options)
     twin.load_state_dict(opts[0].state_dict())
     for opt in (opts[0], twin):
-        assert opt._iteration.state.below_bound == (float(loss(points[0])) < 0.0)
+        assert opt._iteration.state.losses.below_bound == (float(loss(points[0])) < 0.0)
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e9])
@@ -174,8 +174,8 @@ def test_the_path_is_that_of_the_steps_where_groups_have_rates_of_their_own():
     x = torch.randn(50, 4, dtype=torch.float64)
     for _ in range(2):
         opt.step(lambda: (net(x)[:, 0] - x.prod(1)).square().mean())
-    state = opt._driver.iteration.state
-    assert state.step_norm1_sum == pytest.approx(state.offset_norm1, rel=1e-9) and state.step_norm1_sum > 0.0
+    distance = opt._iteration.state.distance
+    assert distance.step_norm1_sum == pytest.approx(distance.offset_norm1, rel=1e-9) and distance.step_norm1_sum > 0.0
 
 
 def nearly_consistent(steps, shift=0, **options):

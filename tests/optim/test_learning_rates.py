@@ -12,7 +12,7 @@ from torch.optim.swa_utils import SWALR
 
 import sanc
 from driving import batches, drive, flat, network, run
-from sanc.optim import optimizers
+from sanc.optim import lr_warnings
 
 
 def test_lr_is_a_factor_on_the_scale():
@@ -70,8 +70,8 @@ def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
 ], ids=["one cycle", "constant", "warm-up", "decay", "constant of Adam", "stairs", "high stairs"])  # fmt: skip
 def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, style, monkeypatch, recwarn):
     """Constant rates of Adam are detected before the end of the longest warm-up, unless the rate rises before."""
-    monkeypatch.setattr(optimizers, "_MAX_WARM_UP_STEPS", 5)
-    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
+    monkeypatch.setattr(lr_warnings, "_MAX_WARM_UP_STEPS", 5)
+    monkeypatch.setattr(lr_warnings, "_STEPS_WITHOUT_RISE", 3)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     warned = []
@@ -88,7 +88,7 @@ def test_a_schedule_whose_peak_is_small_is_warned_of_once(factors, warned_at, st
 
 @pytest.mark.parametrize(("final", "is_warned"), [(1.0, False), (0.05, True)])
 def test_a_warm_up_that_rises_once_an_epoch_is_not_warned_of(final, is_warned, monkeypatch, recwarn):
-    monkeypatch.setattr(optimizers, "_STEPS_WITHOUT_RISE", 3)
+    monkeypatch.setattr(lr_warnings, "_STEPS_WITHOUT_RISE", 3)
     model = network()
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     opt.param_groups[0]["lr"] = final

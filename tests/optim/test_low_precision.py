@@ -156,8 +156,8 @@ def test_changes_by_the_caller_are_followed_as_with_float32_parameters(style):
 
 def test_rounding_is_no_change_by_the_caller():
     _, opt, *_ = pair(torch.bfloat16, "loss", 40)
-    assert opt._iteration.state.projection_countdown == 0 and not opt._iteration.state.caller_changed
-    assert opt._iteration.state.last_written_x is None
+    assert opt._iteration.state.caller.projection_countdown == 0 and not opt._iteration.state.caller.caller_changed
+    assert opt._iteration.state.caller.last_written_x is None
 
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])

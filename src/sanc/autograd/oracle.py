@@ -82,7 +82,7 @@ class AutogradOracle(Oracle):
         self._samples: tuple[Sample, Sample, Sample] | None = None
         self._inspected = False  # whether a graph was searched for once-differentiable functions
         self.style = ""
-        self._differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
+        self.differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
         self._products = True  # whether the iteration computes Hessian products
         self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.fresh = True
@@ -194,9 +194,9 @@ class AutogradOracle(Oracle):
         try:
             total = self.forward(sample, graph=graph)
         except RuntimeError as problem:
-            if graph or self._differentiates or "does not require grad" not in str(problem):
+            if graph or self.differentiates or "does not require grad" not in str(problem):
                 raise
-            self._differentiates = True  # for example a gradient penalty or a physics-informed loss
+            self.differentiates = True  # for example a gradient penalty or a physics-informed loss
             total = self.forward(sample)
         self.meter.count_value(sample.size)
         return float(self.leaves.penalised(total, x))
@@ -204,7 +204,7 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Return the loss of a sample at the values of the leaves, without decay, as a tensor on the device."""
         total: Any = 0.0
-        with_graph = graph or self._differentiates or self.style == "backward"
+        with_graph = graph or self.differentiates or self.style == "backward"
         with self.restored_buffers() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:

@@ -59,14 +59,6 @@ def _number_fields(cls: Any) -> list[Field[Any]]:
     return [item for item in fields(cls) if item.default is not None and item.default_factory is MISSING]
 
 
-def require_vector_names(where: str, names: Collection[str], cls: Any) -> None:
-    """Raise an error unless all names are names of vectors of a dataclass."""
-    vector_names = {item.name for item in fields(cls) if item.default is None}
-    for name in names:
-        if name not in vector_names:
-            raise unknown_vector_error(where, name)
-
-
 def unknown_vector_error(where: str, name: str) -> ArgumentError:
     """Return the error for a vector that the iteration does not have."""
     return ArgumentError(f"{where} comes with a vector {name!r}: pass a state of the same preset.")

@@ -255,7 +255,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _trainable_parameters(model: Any) -> list[tuple[str, Tensor]]:
     """Return names and parameters that require a gradient; raise an error if they cannot be used."""
-    if not isinstance(model, nn.Module) or isinstance(model, nn.modules.loss._Loss):
+    is_loss = any(kind.__module__ == nn.modules.loss.__name__ for kind in type(model).__mro__)
+    if not isinstance(model, nn.Module) or is_loss:
         raise ArgumentTypeError(
             f"model = {shown(model)} is no nn.Module: pass the network, then the loss and the data."
         )

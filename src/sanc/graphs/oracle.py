@@ -114,7 +114,7 @@ class CapturedOracle(AutogradOracle):
         with UndoneDraws(self.leaves.device) as undone:
             inner.gradient(self._point)
             inner.evaluate(self._point, inner.samples[2])
-        self._differentiates = inner._differentiates
+        self.differentiates = inner.differentiates
         if undone.draws:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -38,10 +38,8 @@ from sanc.minibatch.metrics.base import check_direction, refresh_parts, require_
 from sanc.minibatch.recovery import IterationOutcome
 from sanc.minibatch.running_metric import CreatePreconditioner, RunningMetric
 from sanc.minibatch.settings import Minibatch
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import DistanceBound, MinibatchState
 
-_NO_PROJECTION = {"last_x": None, "last_written_x": None}
-"""The vectors of a caller that does not project x."""
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
 
@@ -86,17 +84,21 @@ class _Move(NamedTuple):
 
     numbers: Tensor  # `StepResults`
     point: Vector  # the new x
-    vectors: dict[str, Any]  # fields of the state
+    offset: Vector  # z − x
+    direction_sum: Vector | None  # that of the distance bound, if the step updates it
     gradient_point: Vector | None  # y for the new x, if the parameters are there
 
     @classmethod
     def from_outputs(cls, outputs: StepOutputs, space: Space) -> _Move:
         """Return the outputs of a step as vectors of the space."""
-        vectors: dict[str, Any] = {"offset": space.vector(outputs.offset)}
-        if outputs.direction_sum is not None:
-            vectors["direction_sum"] = space.vector(outputs.direction_sum)
+        direction_sum = None if outputs.direction_sum is None else space.vector(outputs.direction_sum)
         gradient_point = None if outputs.gradient_point is None else space.vector(outputs.gradient_point)
-        return cls(outputs.numbers, space.vector(outputs.x), vectors, gradient_point)
+        x, offset = space.vector(outputs.x), space.vector(outputs.offset)
+        return cls(outputs.numbers, x, offset, direction_sum, gradient_point)
+
+    def with_direction_sum(self, distance: DistanceBound) -> DistanceBound:
+        """Return the distance bound with the new Σ λ_i p_i, if there is one."""
+        return distance if self.direction_sum is None else replace(distance, direction_sum=self.direction_sum)
 
 
 class AveragedPhase:
@@ -119,7 +121,7 @@ class AveragedPhase:
         self._settings, self._sigma_settings = cast("Minibatch", method.minibatch), method.sigma
         self.metric = RunningMetric(self._settings.metric, create_preconditioner)
         self._unread: _UnreadStep | None = None
-        # The last point and the y that the step has computed for it, until the driver has written y.
+        # The last point and the y that the step has computed for it; see `pop_gradient_point`.
         self._next_gradient_point: tuple[Vector, Vector] | None = None
 
     def iterate(
@@ -131,9 +133,10 @@ class AveragedPhase:
         step has none.
         """
         outcome, state = None, _expecting_projections(state)
-        if oracle.has_values and batch_losses.has_risen(state):
-            steps_raised_loss = recovery.steps_raised_loss(state, x, oracle)
-            state = replace(state, loss_mean=math.nan)  # the running mean starts again in either case
+        if oracle.has_values and batch_losses.has_risen(state.losses):
+            steps_raised_loss = recovery.steps_raised_loss(state.losses, x, oracle)
+            # The running mean starts again in either case.
+            state = replace(state, losses=replace(state.losses, loss_mean=math.nan))
             if steps_raised_loss:
                 outcome = recovery.return_after_rise(state, x, oracle, self.gradient_point(state, x))
         if outcome is None and self.metric.preconditioner is None:
@@ -167,7 +170,8 @@ class AveragedPhase:
             if metric.saved:
                 metric.restore_earlier(preconditioner, new)
                 growth = joining.gradient_growth(state, g, norm, oracle)
-                state = replace(state, grad_norm_mean_square=state.grad_norm_mean_square * growth)
+                mean_square = state.norms.grad_norm_mean_square * growth
+                state = replace(state, norms=replace(state.norms, grad_norm_mean_square=mean_square))
             else:
                 state = self._with_units(state, x, unit, space)
         metric.begin(preconditioner)
@@ -175,9 +179,10 @@ class AveragedPhase:
 
     def _with_units(self, state: MinibatchState, x: Vector, gradient_unit: float, space: Space) -> MinibatchState:
         """Return the state with the unit of gradients and, if the distance bound is used, its vectors."""
-        uses_distance = self._settings.step_size.distance > 0.0
-        vectors: dict[str, Any] = {"averaging_start": x, "direction_sum": space.zeros()} if uses_distance else {}
-        return replace(state, gradient_unit=gradient_unit, **vectors)
+        distance = state.distance
+        if self._settings.step_size.distance > 0.0:
+            distance = replace(distance, averaging_start=x, direction_sum=space.zeros())
+        return replace(state, gradient_unit=gradient_unit, distance=distance)
 
     # The step.
 
@@ -192,7 +197,7 @@ class AveragedPhase:
             state = replace(state, peak_lr=largest_rate)
         scalars, inputs = self._prepare(state, x, oracle, rates)
         # While the caller projects x, gradients are taken at x itself.
-        work = self.metric.step(oracle, self._averaging(state), is_projected=state.projection_countdown > 0)
+        work = self.metric.step(oracle, self._averaging(state), is_projected=state.caller.projection_countdown > 0)
         moved = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
         if moved.gradient_point is not None:
             self._next_gradient_point = moved.point, moved.gradient_point
@@ -211,8 +216,8 @@ class AveragedPhase:
         scalars = updates.step_scalars(state, self._settings, rate, has_values=oracle.has_values)
         offset, normals = updates.adapted_offset(state, x_tensor, space, oracle.shapes)
         with_distance = updates.updates_distance(state)
-        averaging_start = state.averaging_start if with_distance else None
-        direction_sum = state.direction_sum if with_distance else None
+        averaging_start = state.distance.averaging_start if with_distance else None
+        direction_sum = state.distance.direction_sum if with_distance else None
         inputs = StepInputs(
             x_tensor,
             offset,
@@ -234,7 +239,7 @@ class AveragedPhase:
         also does while the caller projects x, and with a metric whose directions may not be finite.
         """
         assert self.metric.preconditioner is not None
-        is_projected = state.projection_countdown > 0 or state.last_written_x is not None
+        is_projected = state.caller.projection_countdown > 0 or state.caller.last_written_x is not None
         is_early = state.steps <= batch_losses.RELIABLE_MEAN_STEPS
         needs_results = oracle.has_values or is_early or is_projected
         return self.metric.preconditioner.always_finite and not needs_results
@@ -246,7 +251,8 @@ class AveragedPhase:
         self.metric.refresh(state.steps + 1 - state.last_extension)
         record = Record(state.iteration, branch=Branch.AVERAGED)
         self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
-        return IterationOutcome(replace(state, **moved.vectors), moved.point, record)
+        state = replace(state, offset=moved.offset, distance=moved.with_direction_sum(state.distance))
+        return IterationOutcome(state, moved.point, record)
 
     def _discard(
         self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
@@ -271,16 +277,18 @@ class AveragedPhase:
         """Update the metric; return the new point, the next state and the record."""
         value = step.results.value if oracle.has_values else math.nan
         self.metric.refresh(state.steps + 1 - state.last_extension)
-        bound = self._settings.step_size.lower_bound
-        losses = updates.changes_by_loss(state, x, value, bound) if oracle.has_values else {}
         were_at_average = _are_at_average(state, oracle)
-        by_results = updates.changes_by_results(state, self._settings, step.scalars, step.results)
-        state = _expecting_projections(replace(state, **(losses | moved.vectors | by_results)))
+        losses, distance = state.losses, moved.with_direction_sum(state.distance)
+        if oracle.has_values:
+            losses = batch_losses.updated_losses(losses, x, value, self._settings.step_size.lower_bound)
+        state = replace(state, offset=moved.offset, losses=losses, distance=distance)
+        state = _expecting_projections(updates.after_results(state, self._settings, step.scalars, step.results))
         if _are_at_average(state, oracle) is not were_at_average:  # the checksum belongs to another point
-            state = replace(state, checksum=math.nan)
-        if state.projection_countdown or state.last_written_x is not None:
-            last = {"last_x": x, "last_written_x": moved.point} if state.projection_countdown else _NO_PROJECTION
-            state = replace(state, **last)
+            state = state.without_checksum()
+        if state.caller.projection_countdown:
+            state = replace(state, caller=replace(state.caller, last_x=x, last_written_x=moved.point))
+        elif state.caller.last_written_x is not None:
+            state = replace(state, caller=replace(state.caller, last_x=None, last_written_x=None))
         record = self._completed(Record(state.iteration, value=value), state, step, second_order_sigma)
         return IterationOutcome(state, moved.point, record)
 
@@ -320,22 +328,27 @@ class AveragedPhase:
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
-            changes = updates.changes_by_results(state, self._settings, scalars, results)
-            return FinishedStep(replace(state, **changes), record, is_finite=True)
-        count, sum_of_bits = state.nonfinite_batches + 1, results.checksum % CHECKSUM_MODULUS
+            state = updates.after_results(state, self._settings, scalars, results)
+            return FinishedStep(state, record, is_finite=True)
+        caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS)
+        state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, caller=caller)
         note = "the gradient of the gradient sample is not finite"
         record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
-        return FinishedStep(replace(state, checksum=sum_of_bits, nonfinite_batches=count), record, is_finite=False)
+        return FinishedStep(state, record, is_finite=False)
 
     # Where gradients are taken.
 
     def gradient_point(self, state: MinibatchState, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
-        known, self._next_gradient_point = self._next_gradient_point, None
         difference = self._gradient_offset(state)
-        if difference is None:
-            return x
-        return known[1] if known is not None and known[0] is x else x + difference
+        return x if difference is None else x + difference
+
+    def pop_gradient_point(self, state: MinibatchState, x: Vector) -> Vector:
+        """Return y for the point x after an iteration, and delete the y that its step has computed, if it has."""
+        computed, self._next_gradient_point = self._next_gradient_point, None
+        if computed is None or computed[0] is not x or not _points_differ(state):
+            return self.gradient_point(state, x)
+        return computed[1]
 
     def average(self, state: MinibatchState, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
@@ -344,13 +357,13 @@ class AveragedPhase:
 
     def _gradient_offset(self, state: MinibatchState) -> Vector | None:
         """Return y − x; None if both are the same point."""
-        if state.offset is None or state.projection_countdown:
+        if state.offset is None or not _points_differ(state):
             return None
         return state.offset * (1.0 - self._settings.average.averaging)
 
     def _averaging(self, state: MinibatchState) -> float:
         """Return β: 1 while the caller projects x, because other points than x may be infeasible."""
-        return 1.0 if state.projection_countdown else self._settings.average.averaging
+        return 1.0 if state.caller.projection_countdown else self._settings.average.averaging
 
     def discard_unread(self) -> None:
         """Discard the results of the last step, because another state is restored."""
@@ -361,14 +374,15 @@ class AveragedPhase:
         self._unread = self._next_gradient_point = None
 
 
-def changes_by_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> dict[str, Any]:
-    """Return the fields of the state that change when the parameters are moved to the other point of the phase.
+def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:
+    """Return the state after the parameters are moved to the other point of the phase.
 
     A checksum that is not that of the last step shows that the caller has changed the parameters.
     """
     before, after = (float(_total_checksum(v, space)) % CHECKSUM_MODULUS for v in (current, target))
-    has_changed = not math.isnan(state.checksum) and before != state.checksum
-    return {"checksum": after, "caller_changed": state.caller_changed or has_changed}
+    caller = state.caller
+    has_changed = not math.isnan(caller.checksum) and before != caller.checksum
+    return replace(state, caller=replace(caller, checksum=after, caller_changed=caller.caller_changed or has_changed))
 
 
 def _total_checksum(v: Tensor, space: Space) -> Tensor:
@@ -378,11 +392,16 @@ def _total_checksum(v: Tensor, space: Space) -> Tensor:
 
 def _expecting_projections(state: MinibatchState) -> MinibatchState:
     """Return the state; if the last step found a change of x by the caller, it expects more of them."""
-    if not state.caller_changed:
+    if not state.caller.caller_changed:
         return state
-    return replace(state, caller_changed=False, projection_countdown=_PROJECTION_STEPS)
+    return replace(state, caller=replace(state.caller, caller_changed=False, projection_countdown=_PROJECTION_STEPS))
+
+
+def _points_differ(state: MinibatchState) -> bool:
+    """Whether gradients are taken at another point than the average."""
+    return state.offset is not None and not state.caller.projection_countdown
 
 
 def _are_at_average(state: MinibatchState, oracle: Oracle) -> bool:
     """Whether the parameters are at the average: with closures, and while the caller projects them."""
-    return oracle.parameters is None or state.projection_countdown > 0
+    return oracle.parameters is None or state.caller.projection_countdown > 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 from sanc.core.space import NEAR_INFINITY, Vector
 from sanc.errors import NonFiniteError, NonFiniteStartError, warn
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
 
 _REQUIRED_REDUCTION = 0.5
 """The second-order phase continues only if the loss falls by this factor within the limits below."""
@@ -37,71 +37,76 @@ RELIABLE_MEAN_STEPS = 20
 
 
 def compare_batches(
-    state: MinibatchState, x: Vector, value: float, noise: float, eps: float
-) -> tuple[bool, dict[str, Any]]:
+    before: BatchComparison, x: Vector, value: float, noise: float, eps: float
+) -> tuple[bool, BatchComparison]:
     """Compare the loss of a new batch at x with the loss that the last step reached there on its own batch.
 
-    Return whether the second-order phase continues, and the fields of the state that change. The phase continues if the
-    losses are equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues
-    while the loss is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by
-    more than that, or after one that differs by ten times as much.
+    Return whether the second-order phase continues, and the next comparison. The phase continues if the losses are
+    equal up to roundoff. If they differ by at most `noise` times the decrease of the step, it continues while the loss
+    is halved by a short step or by a few long ones. It ends after two consecutive batches that differ by more than
+    that, or after one that differs by ten times as much.
     """
-    if math.isnan(state.last_loss):  # the first batch
-        return True, {"reference_loss": value, "first_loss": value, "first_point": x}
-    difference = abs(value - state.last_loss) - _LOSS_ROUNDING_ERRORS * eps * abs(value)
-    disagreements = 0 if difference <= noise * state.last_decrease else state.disagreements + 1
-    if value < state.reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(state.reference_loss):  # also if it is negative
+    if math.isnan(before.last_loss):  # the first batch
+        return True, replace(before, reference_loss=value, first_loss=value, first_point=x)
+    difference = abs(value - before.last_loss) - _LOSS_ROUNDING_ERRORS * eps * abs(value)
+    disagreements = 0 if difference <= noise * before.last_decrease else before.disagreements + 1
+    steps_since_halving, reference_loss = before.steps_since_halving + 1, before.reference_loss
+    if value < reference_loss - (1.0 - _REQUIRED_REDUCTION) * abs(reference_loss):  # also if it is negative
         steps_since_halving, reference_loss = 0, value
-    else:
-        steps_since_halving, reference_loss = state.steps_since_halving + 1, state.reference_loss
-    is_large = not difference <= _LARGE_DISAGREEMENT_FACTOR * noise * state.last_decrease
+    is_large = not difference <= _LARGE_DISAGREEMENT_FACTOR * noise * before.last_decrease
     agrees = disagreements < _DISAGREEMENT_LIMIT and not is_large
-    is_fast = steps_since_halving < (_LONG_STEP_LIMIT if state.last_step_was_long else _SHORT_STEP_LIMIT)
-    changes = {
-        "disagreements": disagreements,
-        "steps_since_halving": steps_since_halving,
-        "reference_loss": reference_loss,
-    }
-    return difference <= 0.0 or (agrees and is_fast), changes
+    is_fast = steps_since_halving < (_LONG_STEP_LIMIT if before.last_step_was_long else _SHORT_STEP_LIMIT)
+    comparison = replace(
+        before, disagreements=disagreements, steps_since_halving=steps_since_halving, reference_loss=reference_loss
+    )
+    return difference <= 0.0 or (agrees and is_fast), comparison
 
 
-class LossMean(NamedTuple):
-    """The running mean of the loss, as fields of `MinibatchState`."""
+def updated_losses(losses: MeanLoss, x: Vector, value: float, lower_bound: float) -> MeanLoss:
+    """Return the running mean and variance with the loss at x, and x as the safe point if the mean is the lowest.
 
-    loss_count: int
-    loss_mean: float
-    loss_variance: float
-    lowest_loss_mean: float
-
-
-def updated_loss_mean(state: MinibatchState, value: float) -> LossMean:
-    """Return the running mean and variance with one more loss, and the lowest mean.
+    `lower_bound` is that of the settings.
 
     Until the weight 1/(k + 1) of the k-th loss is below the weight of the decay, the mean is taken over all losses, of
     which the first counts twice.
     """
-    if math.isnan(state.loss_mean):
+    begins = math.isnan(losses.loss_mean)
+    if begins:
         count, mean, variance, lowest = 0, value, 0.0, value
     else:
-        count, mean = state.loss_count, state.loss_mean
-        variance, lowest = state.loss_variance, state.lowest_loss_mean
+        count, mean = losses.loss_count, losses.loss_mean
+        variance, lowest = losses.loss_variance, losses.lowest_loss_mean
     count += 1
     weight = max(1 - _LOSS_DECAY, 1.0 / (count + 1))
     deviation = value - mean
     mean += weight * deviation
     variance = min((1 - weight) * (variance + weight * deviation * deviation), NEAR_INFINITY)
-    return LossMean(count, mean, variance, min(mean, lowest))
+    is_lowest = begins or mean <= losses.lowest_loss_mean
+    return replace(
+        losses,
+        loss_count=count,
+        loss_mean=mean,
+        loss_variance=variance,
+        lowest_loss_mean=min(mean, lowest),
+        below_bound=losses.below_bound or value < lower_bound,
+        safe_point=x if is_lowest or losses.safe_point is None else losses.safe_point,
+    )
 
 
-def has_risen(state: MinibatchState) -> bool:
+def has_risen(losses: MeanLoss) -> bool:
     """Whether the mean loss is far above its lowest value."""
-    rise = state.loss_mean - state.lowest_loss_mean
-    return state.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(state.loss_variance)
+    rise = losses.loss_mean - losses.lowest_loss_mean
+    return losses.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(losses.loss_variance)
 
 
-def has_stagnated(state: MinibatchState) -> bool:
+def has_stagnated(losses: MeanLoss) -> bool:
     """Whether the mean loss has not fallen since the last test."""
-    return state.loss_mean > state.tested_loss_mean - _FALL_DEVIATIONS * math.sqrt(state.loss_variance)
+    return losses.loss_mean > losses.tested_loss_mean - _FALL_DEVIATIONS * math.sqrt(losses.loss_variance)
+
+
+def after_stagnation_test(losses: MeanLoss) -> MeanLoss:
+    """Return the mean loss with one more test for stagnation."""
+    return replace(losses, stagnation_tests=losses.stagnation_tests + 1, tested_loss_mean=losses.loss_mean)
 
 
 def report_nonfinite(state: MinibatchState, note: str, value: float, grad_norm: float) -> None:

@@ -24,12 +24,11 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.point import LANCZOS_START, random_generator
 from sanc.core.record import Record
-from sanc.core.saved import numbers_of, vectors_of
 from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import NonFiniteStartError
 from sanc.minibatch import batch_losses, joining, recovery, saved_states, step_size
-from sanc.minibatch.averaged_phase import AveragedPhase, changes_by_move
+from sanc.minibatch.averaged_phase import AveragedPhase, after_move
 from sanc.minibatch.metrics.base import check_saved
 from sanc.minibatch.recovery import IterationOutcome
 from sanc.minibatch.running_metric import CreatePreconditioner, create_on_one_process
@@ -116,7 +115,7 @@ class MinibatchIteration:
             self.averaged_phase.metric.roll_back(saved_metric)
             raise
         seconds = saved_state.seconds + time.perf_counter() - clock
-        self._update_state(iteration=saved_state.iteration + 1, seconds=seconds)
+        self.state = replace(self.state, iteration=saved_state.iteration + 1, seconds=seconds)
         record = replace(record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
         self.averaged_phase.complete_unread_record(record)
         return point, record
@@ -126,11 +125,6 @@ class MinibatchIteration:
         self.finish_step()
         return self._late_record
 
-    def _update_state(self, **changes: Any) -> MinibatchState:
-        """Replace fields of the state; return the new state."""
-        self.state = replace(self.state, **changes)
-        return self.state
-
     def _adopt(self, outcome: IterationOutcome) -> tuple[Vector, Record]:
         """Set the state of an outcome; return its point and record."""
         self.state, self.has_returned = outcome.state, outcome.has_returned
@@ -138,18 +132,21 @@ class MinibatchIteration:
 
     def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
         """Choose the phase from the losses of batches, make one step of it, and return its outcome."""
-        state = self._update_state(averaged=True) if not oracle.has_values and not self.state.averaged else self.state
+        state = self.state
+        if not oracle.has_values and not state.averaged:
+            state = self.state = replace(state, averaged=True)
         oracle.begin(state.iteration, products=not state.averaged)
         if state.parameter_unit == 0.0:
             if oracle.has_values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._adopt(recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g)))
-            state = self._update_state(nonfinite_batches=0, **step_size.measure_weights(x, oracle))
+            state = self.state = replace(step_size.measure_weights(state, x, oracle), nonfinite_batches=0)
         if not state.averaged:
             value, _ = oracle.gradient(x)
-            continues, changes = batch_losses.compare_batches(state, x, value, self.settings.noise, oracle.space.eps)
-            self._update_state(**changes)
+            noise, eps = self.settings.noise, oracle.space.eps
+            continues, comparison = batch_losses.compare_batches(state.comparison, x, value, noise, eps)
+            self.state = replace(state, comparison=comparison)
             return self._second_order_step(x, oracle) if continues else self._first_averaged_step(x, value, oracle)
         after_stagnation = self._step_after_stagnation(x, oracle)
         return self._averaged_iteration(x, oracle) if after_stagnation is None else after_stagnation
@@ -175,12 +172,14 @@ class MinibatchIteration:
             quantity = "a Hessian product or a value"
             return self._adopt(recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g), quantity))
         moved = point is not x
-        self._update_state(
+        long_step_norm = step_size.typical_step_norm(state, self.settings.step_size, oracle.space.dim)
+        comparison = replace(
+            state.comparison,
             last_loss=record.trial_value if moved else record.value,
             last_decrease=record.value - record.trial_value if moved else 0.0,
-            last_step_was_long=record.step_norm
-            > step_size.typical_step_norm(state, self.settings.step_size, oracle.space.dim),
+            last_step_was_long=record.step_norm > long_step_norm,
         )
+        self.state = replace(state, comparison=comparison)
         return point, record
 
     def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
@@ -190,8 +189,8 @@ class MinibatchIteration:
         """
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
         reduction = step_size.first_reduction(self.state, self.settings.step_size, value, last_step_norm, dim)
-        self._update_state(averaged=True, eta_reduction=reduction)
-        start = recovery.start_of_averaging(self.state, x, value, oracle)
+        self.state = replace(self.state, averaged=True, eta_reduction=reduction)
+        start = recovery.start_of_averaging(self.state.comparison, x, value, oracle)
         point, record = self._averaged_iteration(start, oracle)
         if start is not x:
             note = "the second-order steps overfitted earlier batches: returned to the initial point"
@@ -207,16 +206,15 @@ class MinibatchIteration:
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
-        if not can_probe or state.steps < _FIRST_PROBE_STEP << state.stagnation_tests:
+        if not can_probe or state.steps < _FIRST_PROBE_STEP << state.losses.stagnation_tests:
             return None
-        stagnated = batch_losses.has_stagnated(state)
-        self._update_state(stagnation_tests=state.stagnation_tests + 1, tested_loss_mean=state.loss_mean)
-        if not stagnated:
+        self.state = replace(state, losses=batch_losses.after_stagnation_test(state.losses))
+        if not batch_losses.has_stagnated(state.losses):
             return None
         start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
         point, record = self._second_order_step(x, oracle, start)
         if point is not x and record.curvature_share > _MIN_ESCAPE_FRACTION:
-            self._update_state(offset=None, checksum=math.nan)
+            self.state = replace(self.state.without_checksum(), offset=None)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")
         self.second_order.roll_back(saved_second_order)
         return None
@@ -238,6 +236,10 @@ class MinibatchIteration:
         """Return y, the point at which gradients are taken, for an average x."""
         return self.averaged_phase.gradient_point(self.state, x)
 
+    def pop_gradient_point(self, x: Vector) -> Vector:
+        """Return `gradient_point(x)` for the point x of the last iteration, and delete the one that its step saved."""
+        return self.averaged_phase.pop_gradient_point(self.state, x)
+
     def average(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
         return self.averaged_phase.average(self.state, y)
@@ -245,19 +247,19 @@ class MinibatchIteration:
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Compare the parameters with those of the last step, and expect other values from now on."""
         self.finish_step()
-        self._update_state(**changes_by_move(self.state, current, target, space))
+        self.state = after_move(self.state, current, target, space)
 
     # ------------------------------------------------------------------ saving and restoring
 
     def numbers(self) -> dict[str, Any]:
         """Return the part of the state that is plain numbers."""
         self.finish_step()
-        return numbers_of(self.state) | {"second_order": self.second_order.numbers()}
+        return saved_states.saved_numbers(self.state) | {"second_order": self.second_order.numbers()}
 
     def vectors(self) -> dict[str, Any]:
         """Return the vectors of the state, and of the state of second-order steps."""
         self.finish_step()
-        return vectors_of(self.state) | saved_states.prefixed(self.second_order.vectors())
+        return saved_states.saved_vectors(self.state) | saved_states.prefixed(self.second_order.vectors())
 
     def tensors(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the tensors of the preconditioner, by parameter; none before the first averaged step."""
@@ -288,7 +290,7 @@ class MinibatchIteration:
         state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
         second_order, others = saved_states.split(vectors)
         self.averaged_phase.discard_unread()
-        self.state, self._late_record = MinibatchState(**state_numbers, **others), None
+        self.state, self._late_record = MinibatchState(**saved_states.fields_from(state_numbers | others)), None
         self.second_order.restore(numbers["second_order"], second_order)
         self.averaged_phase.metric.restore(tensors)
 
@@ -330,7 +332,7 @@ class MinibatchIteration:
         self.finish_step()
         saved = list(self.averaged_phase.metric.tensors()) if self.state.steps else []
         joins = bool(saved) and None in earlier_indices
-        self._update_state(**joining.rearranged_vectors(self.state, vector_map, x, joins=joins), checksum=math.nan)
+        self.state = joining.rearranged(self.state, vector_map, x, joins=joins)
         self.averaged_phase.metric.rearrange(saved, earlier_indices, shapes, x)
         self.second_order.reset()
 

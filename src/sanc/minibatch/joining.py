@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
-from sanc.core.saved import vectors_of
 from sanc.core.space import Space, Vector
 from sanc.minibatch.state import MinibatchState
 
@@ -23,26 +23,37 @@ VectorMap = Callable[[Tensor | None, Tensor], Tensor]
 earlier parameters (None: zero). The others have the entries of the second argument."""
 
 
-def rearranged_vectors(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins: bool) -> dict[str, Any]:
-    """Return the fields of the state for other parameters with the values x; `joins`: some of them are new."""
+def rearranged(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins: bool) -> MinibatchState:
+    """Return the state for other parameters with the values x; `joins`: some of them are new."""
     zeros = torch.zeros_like(x)
-    fills = {
-        "offset": zeros,
-        "last_x": x,
-        "last_written_x": x,
-        "first_point": x,
-        "safe_point": x,
-        "averaging_start": x,
-        "direction_sum": zeros,
-        "joined_at": zeros + state.steps,
-    }
-    vectors = vectors_of(state)
-    changes: dict[str, Any] = {name: vector_map(vector, fills[name]) for name, vector in vectors.items()}
+
+    def moved(vector: Vector | None, fill: Tensor) -> Vector | None:
+        return None if vector is None else vector_map(cast(Tensor, vector), fill)
+
+    joined_at, last_extension = moved(state.joined_at, zeros + state.steps), state.last_extension
     if joins:
-        joined_at = vector_map(vectors.get("joined_at"), fills["joined_at"])
-        joined_at = joined_at.clamp(min=_JOINING_AGE_FRACTION * state.steps)
-        changes |= {"joined_at": joined_at, "last_extension": state.steps}
-    return changes
+        ages = vector_map(cast("Tensor | None", state.joined_at), zeros + state.steps)
+        joined_at, last_extension = ages.clamp(min=_JOINING_AGE_FRACTION * state.steps), state.steps
+    distance, caller = state.distance, state.caller
+    return replace(
+        state,
+        last_extension=last_extension,
+        offset=moved(state.offset, zeros),
+        joined_at=joined_at,
+        comparison=replace(state.comparison, first_point=moved(state.comparison.first_point, x)),
+        losses=replace(state.losses, safe_point=moved(state.losses.safe_point, x)),
+        distance=replace(
+            distance,
+            averaging_start=moved(distance.averaging_start, x),
+            direction_sum=moved(distance.direction_sum, zeros),
+        ),
+        caller=replace(
+            caller,
+            checksum=math.nan,
+            last_x=moved(caller.last_x, x),
+            last_written_x=moved(caller.last_written_x, x),
+        ),
+    )
 
 
 def new_parameters(state: MinibatchState, shapes: Sequence[tuple[int, ...]], space: Space) -> list[bool]:

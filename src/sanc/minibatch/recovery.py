@@ -14,7 +14,7 @@ from sanc.core.record import Record
 from sanc.core.space import Vector
 from sanc.minibatch import batch_losses, updates
 from sanc.minibatch.averaging import StepResults
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
 
 _FIRST_LOSS_OUTLIER_FACTOR = 100.0
 """The first batches may have been outliers if the first loss is this many times a later one: that at the end of the
@@ -59,14 +59,14 @@ def handle_nonfinite(
     is_gradient = math.isfinite(value) or not oracle.has_values
     quantity = quantity or f"the {'gradient' if is_gradient else 'loss'} of the gradient sample"
     note = f"{quantity} is not finite"
-    state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, checksum=math.nan)
+    state = replace(state.without_checksum(), nonfinite_batches=state.nonfinite_batches + 1)
     batch_losses.report_nonfinite(state, note, value, grad_norm)
     record = Record(state.iteration, value=value, grad_norm=grad_norm, note=note)
     if state.nonfinite_batches == 1 or state.nonfinite_batches > state.iteration:  # in the latter case no step was made
         return IterationOutcome(state, x, record)
-    if state.safe_point is not None and oracle.has_values:
+    if state.losses.safe_point is not None and oracle.has_values:
         record = replace(record, trials=1)
-        if not math.isfinite(oracle.gradient_sample_value(state.safe_point)):  # the batch is the cause
+        if not math.isfinite(oracle.gradient_sample_value(state.losses.safe_point)):  # the batch is the cause
             return IterationOutcome(state, x, record)
     return _return_to_safe_point(with_reduced_eta(state), x, oracle, record)
 
@@ -78,21 +78,21 @@ def with_reduced_eta(state: MinibatchState) -> MinibatchState:
 
 def _return_to_safe_point(state: MinibatchState, x: Vector, oracle: Oracle, record: Record) -> IterationOutcome:
     """Return to the last safe point, without an update of the metric; stay at x if there is none."""
-    state = replace(state, offset=None, checksum=math.nan)
-    if state.safe_point is None or state.safe_point is x:
+    state, safe_point = replace(state.without_checksum(), offset=None), state.losses.safe_point
+    if safe_point is None or safe_point is x:
         return IterationOutcome(state, x, record)
     note = f"{record.note}: back to the last safe point"
-    record = replace(record, step_norm=oracle.space.norm(state.safe_point - x), note=note)
-    return IterationOutcome(state, state.safe_point, record, has_returned=True)
+    record = replace(record, step_norm=oracle.space.norm(safe_point - x), note=note)
+    return IterationOutcome(state, safe_point, record, has_returned=True)
 
 
-def steps_raised_loss(state: MinibatchState, x: Vector, oracle: Oracle) -> bool:
+def steps_raised_loss(losses: MeanLoss, x: Vector, oracle: Oracle) -> bool:
     """Whether one batch confirms that the steps since the last safe point caused the rise of the mean loss."""
-    safe_point = state.safe_point
+    safe_point = losses.safe_point
     if safe_point is None or safe_point is x:
         return False
     rise = oracle.gradient_sample_value(x) - oracle.gradient_sample_value(safe_point)
-    return not rise < _CONFIRMED_RISE_FRACTION * (state.loss_mean - state.lowest_loss_mean)
+    return not rise < _CONFIRMED_RISE_FRACTION * (losses.loss_mean - losses.lowest_loss_mean)
 
 
 def return_after_rise(state: MinibatchState, x: Vector, oracle: Oracle, gradient_point: Vector) -> IterationOutcome:
@@ -102,18 +102,19 @@ def return_after_rise(state: MinibatchState, x: Vector, oracle: Oracle, gradient
     return _return_to_safe_point(with_reduced_eta(state), x, oracle, record)
 
 
-def start_of_averaging(state: MinibatchState, x: Vector, value: float, oracle: Oracle) -> Vector:
+def start_of_averaging(comparison: BatchComparison, x: Vector, value: float, oracle: Oracle) -> Vector:
     """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x.
 
     The loss has to be far lower if the phase had no outliers that show in its losses.
     """
-    if state.first_point is None:
+    first_point = comparison.first_point
+    if first_point is None:
         return x
     # The first loss is normal if it is above the present one, but not as far as the loss of an outlier.
-    is_normal = value <= state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
-    first_loss = oracle.gradient_sample_value(state.first_point)
+    is_normal = value <= comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
+    first_loss = oracle.gradient_sample_value(first_point)
     is_lower = _is_lower_at_first_point(first_loss, value, is_normal=is_normal)
-    return state.first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
+    return first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
 
 
 def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool) -> bool:
@@ -124,7 +125,8 @@ def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool
 def due_loss_at_first_point(state: MinibatchState, oracle: Oracle) -> float | None:
     """Return the loss at the first point on this batch at averaged steps 0, 1, 2, 4, 8 and 16; otherwise None."""
     is_due = oracle.has_values and state.steps & (state.steps - 1) == 0
-    return oracle.gradient_sample_value(state.first_point) if is_due and state.first_point is not None else None
+    first_point = state.comparison.first_point
+    return oracle.gradient_sample_value(first_point) if is_due and first_point is not None else None
 
 
 def correct_first_steps(
@@ -136,21 +138,26 @@ def correct_first_steps(
     outliers. The losses are compared where the one at the first point is due (`first_loss`). If the first loss was an
     outlier, they are compared once, at any step, and the loss at the first point need only be lower.
     """
-    value, first_point = results.value if oracle.has_values else math.nan, state.first_point
-    is_normal = state.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * results.value
+    value, first_point = results.value if oracle.has_values else math.nan, state.comparison.first_point
+    is_normal = state.comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * results.value
     if first_point is not None and oracle.has_values and not (is_normal and first_loss is None):
         if not is_normal:
-            state = replace(state, first_point=None)
+            state = _without_first_point(state)
         if first_loss is None:
             first_loss = oracle.gradient_sample_value(first_point)
         if _is_lower_at_first_point(first_loss, value, is_normal=is_normal):
             note = "the first batches were outliers: returned to the initial point"
             record = Record(state.iteration, value=value, grad_norm=results.grad_norm, trials=1, note=note,
                             step_norm=oracle.space.norm(first_point - x))  # fmt: skip
-            changes = {"first_point": None} | updates.changes_by_restart()
-            return state, IterationOutcome(replace(state, **changes), first_point, record, has_returned=True)
+            restarted = _without_first_point(state).restarted()
+            return state, IterationOutcome(restarted, first_point, record, has_returned=True)
     if updates.began_with_outliers(state, results.grad_norm):
         note = "the first gradients were outliers: averaging starts again"
         record = Record(state.iteration, value=value, grad_norm=results.grad_norm, note=note)
-        return state, IterationOutcome(replace(state, **updates.changes_by_restart()), x, record)
+        return state, IterationOutcome(state.restarted(), x, record)
     return state, None
+
+
+def _without_first_point(state: MinibatchState) -> MinibatchState:
+    """Return the state without the first point, to which the run does not return any more."""
+    return replace(state, comparison=replace(state.comparison, first_point=None))

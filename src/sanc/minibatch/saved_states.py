@@ -1,19 +1,21 @@
-"""Checks of a saved state of the iteration on samples."""
+"""The saved form of a state of the iteration on samples, and its checks.
+
+It has the fields of all parts of a state side by side, by their names.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from typing import Any
 
-from sanc.core.saved import require_fields, require_vector_names, state_error
+from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error, vectors_of
 from sanc.errors import ArgumentError
-from sanc.minibatch.state import INITIAL_DISTANCE, MinibatchState
+from sanc.minibatch.state import INITIAL_DISTANCE, PARTS, MinibatchState
 
 _FOR_DISTANCE = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
-
-
 _PREFIX = "second_order."
 """Prefix of the names of vectors in the state of second-order steps."""
 
@@ -30,10 +32,44 @@ def split(vectors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return second_order, {name: vector for name, vector in items if not name.startswith(_PREFIX)}
 
 
+def saved_numbers(state: MinibatchState) -> dict[str, Any]:
+    """Return the numbers of a state and its parts, by name."""
+    return _merged(numbers_of, state)
+
+
+def saved_vectors(state: MinibatchState) -> dict[str, Any]:
+    """Return the vectors of a state and its parts that are not None, by name."""
+    return _merged(vectors_of, state)
+
+
+def _merged(entries_of: Callable[[Any], dict[str, Any]], state: MinibatchState) -> dict[str, Any]:
+    """Return the entries of a state and its parts."""
+    entries = entries_of(state)
+    for part in PARTS:
+        entries |= entries_of(getattr(state, part))
+    return entries
+
+
+def fields_from(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `MinibatchState` from saved numbers and vectors, by name."""
+    parts = {
+        part: kind(**{item.name: entries[item.name] for item in fields(kind) if item.name in entries})
+        for part, kind in PARTS.items()
+    }
+    in_parts = {item.name for kind in PARTS.values() for item in fields(kind)}
+    return {name: entry for name, entry in entries.items() if name not in in_parts} | parts
+
+
 def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metric: bool) -> None:
     """Raise an error unless these are numbers and names of vectors of a saved state, which belong together."""
-    require_fields(where, numbers, MinibatchState, ("second_order",))
-    require_vector_names(where, vectors, MinibatchState)
+    kinds = (MinibatchState, *PARTS.values())
+    names = {item.name for kind in kinds for item in fields(kind)}
+    vector_names = {item.name for kind in kinds for item in fields(kind) if item.default is None}
+    for kind in kinds:
+        require_fields(where, numbers, kind, names - vector_names - PARTS.keys() | {"second_order"})
+    for name in vectors:
+        if name not in vector_names:
+            raise unknown_vector_error(where, name)
     if numbers["steps"] and not has_metric:
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from sanc.core.oracle import Oracle
 from sanc.core.settings import BELOW_INFINITY, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
 from sanc.minibatch.metrics.base import matrix_sides
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import DistanceBound, MinibatchState
 
 _FALLBACK_WEIGHT = 1.0 / 15.0
 """A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
@@ -108,9 +108,9 @@ class StepSize(Piece):
         """Return η in units of a typical weight, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
-        aligned = is_warm and state.offset_norm1 > _ALIGNED_FRACTION * state.step_norm1_sum
-        limit = math.inf if aligned and state.loss_count else _MAX_STRETCH * self.scale
-        return min(max(self.scale, self.distance * state.distance_bound), limit)
+        aligned = is_warm and _is_aligned(state.distance)
+        limit = math.inf if aligned and state.losses.loss_count else _MAX_STRETCH * self.scale
+        return min(max(self.scale, self.distance * state.distance.distance_bound), limit)
 
     def _ramp(self, state: MinibatchState) -> float:
         """Return the factor of η in the first steps, at most 1."""
@@ -165,39 +165,48 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     step, `step_norm`. Otherwise the factor is `state.eta_reduction`.
     """
     share = step_norm / typical_step_norm(state, settings, dim)
-    converged = abs(value) < _CONVERGED_FRACTION * abs(state.first_loss) and share < _CONVERGED_FRACTION
+    converged = abs(value) < _CONVERGED_FRACTION * abs(state.comparison.first_loss) and share < _CONVERGED_FRACTION
     return share if converged else state.eta_reduction
 
 
-class DistanceBound(NamedTuple):
-    """The numbers of `MinibatchState` that an update of the distance bound changes."""
-
-    step_norm1_sum: float
-    offset_norm1: float
-    eta_reduction: float
-    distance_numerator: float
-    distance_bound: float
-
-
 def updated_distance_bound(
-    state: MinibatchState, step_norm1_sum: float, offset_norm1: float, inner_product: float, direction_sum_norm1: float
+    before: DistanceBound,
+    unit: float,
+    step_norm1_sum: float,
+    offset_norm1: float,
+    inner_product: float,
+    direction_sum_norm1: float,
 ) -> DistanceBound:
-    """Return the bound after a step, and a larger η if it was reduced and the last steps are aligned.
+    """Return the bound after a step.
 
-    `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
+    `unit` is a typical weight, `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
     """
-    aligned = offset_norm1 > _ALIGNED_FRACTION * step_norm1_sum
-    eta_reduction = min(1.0, _REGROWTH_FACTOR * state.eta_reduction) if aligned else state.eta_reduction
-    numerator = DISTANCE_DECAY * state.distance_numerator + distance_weight(state) * inner_product
-    distance = state.distance_bound
+    numerator = DISTANCE_DECAY * before.distance_numerator + distance_weight(before) * inner_product
+    bound = before.distance_bound
     if direction_sum_norm1 > 0.0 and math.isfinite(numerator / direction_sum_norm1):
-        distance = max(distance, numerator / direction_sum_norm1 / state.parameter_unit)
-    return DistanceBound(step_norm1_sum, offset_norm1, eta_reduction, numerator, distance)
+        bound = max(bound, numerator / direction_sum_norm1 / unit)
+    return replace(
+        before,
+        distance_bound=bound,
+        step_norm1_sum=step_norm1_sum,
+        offset_norm1=offset_norm1,
+        distance_numerator=numerator,
+    )
 
 
-def distance_weight(state: MinibatchState) -> float:
+def regrown_eta_reduction(eta_reduction: float, distance: DistanceBound) -> float:
+    """Return the factor of η, increased up to 1 if the last steps are aligned."""
+    return min(1.0, _REGROWTH_FACTOR * eta_reduction) if _is_aligned(distance) else eta_reduction
+
+
+def _is_aligned(distance: DistanceBound) -> bool:
+    """Whether the last steps are aligned."""
+    return distance.offset_norm1 > _ALIGNED_FRACTION * distance.step_norm1_sum
+
+
+def distance_weight(distance: DistanceBound) -> float:
     """Return λ of the next direction."""
-    return (1.0 - DISTANCE_DECAY) * state.distance_bound * state.distance_bound
+    return (1.0 - DISTANCE_DECAY) * distance.distance_bound * distance.distance_bound
 
 
 class TypicalMatrix(NamedTuple):
@@ -253,8 +262,8 @@ def parameter_unit(weight: float, value: float, gradient_sum: float) -> float:
     return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
 
 
-def measure_weights(x: Vector, oracle: Oracle) -> dict[str, float]:
-    """Return the unit of η and the width, which are fields of `MinibatchState`, at the first point x.
+def measure_weights(state: MinibatchState, x: Vector, oracle: Oracle) -> MinibatchState:
+    """Return the state with the unit of η and the width, measured at the first point x.
 
     The unit follows from the weights and, if they are known, the loss and its gradient.
     """
@@ -264,4 +273,5 @@ def measure_weights(x: Vector, oracle: Oracle) -> dict[str, float]:
         local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
         gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
     typical = typical_matrix(space.tensor(x), oracle.shapes, space.sum_over_ranks)
-    return {"parameter_unit": parameter_unit(typical.weight, value, gradient_sum), "width": typical.width}
+    unit = parameter_unit(typical.weight, value, gradient_sum)
+    return replace(state, parameter_unit=unit, width=typical.width)

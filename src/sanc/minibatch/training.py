@@ -21,6 +21,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
     its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
     phase, and `on_move` is called with the parameters before and after they are moved from one to the other.
+    `pop_gradient_point` is called once, after an iteration without a closure, with the point that it returned.
 
     Attributes
     ----------
@@ -42,6 +43,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     ) -> None: ...
     def average(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
+    def pop_gradient_point(self, x: Vector) -> Vector: ...
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None: ...
 
 
@@ -71,6 +73,8 @@ class SecondOrderTraining(Iteration):
     def gradient_point(self, x: Vector) -> Vector:
         """Return the point at which gradients are evaluated: x."""
         return x
+
+    pop_gradient_point = gradient_point
 
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Do nothing: both points of the averaged phase are x."""

@@ -1,24 +1,23 @@
-"""The numbers of an averaged step: those that it needs from the state, and the fields that its results change."""
+"""The numbers of an averaged step: those that it needs from the state, and the state that follows from its results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
-from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space, Vector
+from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space
 from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import batch_losses, step_size
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.metrics.base import Shapes
 from sanc.minibatch.projection import Normals, find_normals, tangent_for
 from sanc.minibatch.settings import Average, Minibatch
-from sanc.minibatch.state import MinibatchState
+from sanc.minibatch.state import CallerChanges, DistanceBound, GradientNorms, MinibatchState
 from sanc.minibatch.step_size import StepSize
 
 _CLIPPING_FACTOR = 5.0
@@ -53,7 +52,7 @@ def step_scalars(
 ) -> StepScalars[float]:
     """Return the scalars of the next step, with `rate` as a factor of η; `has_values`: whether losses are known."""
     is_warm = state.steps > batch_losses.RELIABLE_MEAN_STEPS
-    typical_norm = math.sqrt(state.grad_norm_mean_square) if is_warm else state.largest_grad_norm
+    typical_norm = math.sqrt(state.norms.grad_norm_mean_square) if is_warm else state.norms.largest_grad_norm
     outlier_norm = _CLIPPING_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
     average_weight = max(weight / (state.weight_sum + weight), _last_weight(state, settings))
@@ -64,7 +63,7 @@ def step_scalars(
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
         eta=rate * _checked_size(settings.step_size, state),
         average_weight=average_weight if settings.average.averaging else 1.0,
-        distance_weight=step_size.distance_weight(state),
+        distance_weight=step_size.distance_weight(state.distance),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
     )
 
@@ -103,7 +102,8 @@ def _lower_bound(state: MinibatchState, settings: StepSize) -> float:
     Roundoff may put the loss at its bound. If the mean loss never exceeds the bound, it is not used, as with the loss
     f − f.detach().
     """
-    return -math.inf if state.below_bound or state.loss_mean <= settings.lower_bound else settings.lower_bound
+    losses = state.losses
+    return -math.inf if losses.below_bound or losses.loss_mean <= settings.lower_bound else settings.lower_bound
 
 
 def adapted_offset(
@@ -114,10 +114,10 @@ def adapted_offset(
     A part of the offset along a normal would lead out of the set again, and grow from step to step: it is removed.
     Other parts are kept, also where a projection has scaled x.
     """
-    offset = None if state.offset is None else space.tensor(state.offset)
-    if not state.projection_countdown or state.last_written_x is None or state.last_x is None:
+    offset, caller = None if state.offset is None else space.tensor(state.offset), state.caller
+    if not caller.projection_countdown or caller.last_written_x is None or caller.last_x is None:
         return offset, None
-    normals = find_normals(space.tensor(state.last_x), space.tensor(state.last_written_x), x, shapes)
+    normals = find_normals(space.tensor(caller.last_x), space.tensor(caller.last_written_x), x, shapes)
     return None if offset is None else tangent_for(normals, offset, shapes)(offset), normals
 
 
@@ -148,55 +148,67 @@ def average_weights(state: MinibatchState, settings: Minibatch, average_weight: 
 
 def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
     """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
-    norm = grad_norm / state.gradient_unit
-    is_single = state.steps <= _SINGLE_FIRST_STEPS and _FIRST_OUTLIERS * norm < state.smallest_grad_norm
-    is_repeated = state.far_smaller_gradients > 0 and _is_far_smaller(state, norm)
+    norm, norms = grad_norm / state.gradient_unit, state.norms
+    is_single = state.steps <= _SINGLE_FIRST_STEPS and _FIRST_OUTLIERS * norm < norms.smallest_grad_norm
+    is_repeated = norms.far_smaller_gradients > 0 and _is_far_smaller(norms, norm)
     return 0 < state.steps <= batch_losses.RELIABLE_MEAN_STEPS and (is_single or is_repeated)
 
 
-def _is_far_smaller(state: MinibatchState, norm: float) -> bool:
+def _is_far_smaller(norms: GradientNorms, norm: float) -> bool:
     """Whether a gradient norm, in units of the first, is far smaller than all before."""
-    return _REPEATED_FIRST_OUTLIERS * norm < state.smallest_grad_norm
+    return _REPEATED_FIRST_OUTLIERS * norm < norms.smallest_grad_norm
 
 
-def changes_by_restart() -> dict[str, Any]:
-    """Return the fields of the state that change when averaging is restarted, with their initial values."""
-    return {item.name: item.default for item in fields(MinibatchState) if "reset_on_restart" in item.metadata}
-
-
-def changes_by_loss(state: MinibatchState, x: Vector, value: float, lower_bound: float) -> dict[str, Any]:
-    """Return the fields of the state that follow from the loss at x and the `lower_bound` of the settings."""
-    loss_mean = batch_losses.updated_loss_mean(state, value)
-    is_lowest = math.isnan(state.loss_mean) or loss_mean.loss_mean <= state.lowest_loss_mean
-    changes = loss_mean._asdict() | ({"safe_point": x} if is_lowest or state.safe_point is None else {})
-    return changes | ({"below_bound": True} if value < lower_bound else {})
-
-
-def changes_by_results(
+def after_results(
     state: MinibatchState, settings: Minibatch, scalars: StepScalars[float], results: StepResults
-) -> dict[str, Any]:
-    """Return the numbers of the state that follow from the results of a step."""
-    norm = min(results.grad_norm, scalars.clip_norm) / state.gradient_unit
-    mean_square = state.grad_norm_mean_square
+) -> MinibatchState:
+    """Return the state that follows from the results of a step."""
+    caller = _after_checksums(state, results)
+    losses, comparison, distance, eta_reduction = state.losses, state.comparison, state.distance, state.eta_reduction
+    if caller.caller_changed or state.steps == 0:  # a return to an earlier point would undo the change
+        losses = replace(losses, loss_mean=math.nan, safe_point=None)
+    if comparison.first_point is not None and (
+        caller.caller_changed or state.steps >= batch_losses.RELIABLE_MEAN_STEPS
+    ):
+        comparison = replace(comparison, first_point=None)
+    if results.unit_step_norm1 is not None:
+        distance = _updated_distance(state, scalars, results, results.unit_step_norm1)
+        eta_reduction = step_size.regrown_eta_reduction(eta_reduction, distance)
+    return replace(
+        state,
+        nonfinite_batches=0,
+        steps=state.steps + 1,
+        weight_sum=state.weight_sum + _iterate_weight(state, settings.average) * results.weight_factor,
+        eta_reduction=eta_reduction,
+        norms=_updated_norms(state, scalars, results.grad_norm),
+        comparison=comparison,
+        losses=losses,
+        distance=distance,
+        caller=caller,
+    )
+
+
+def _updated_norms(state: MinibatchState, scalars: StepScalars[float], grad_norm: float) -> GradientNorms:
+    """Return the gradient norms with one more, ‖g‖ before clipping."""
+    norms, norm = state.norms, min(grad_norm, scalars.clip_norm) / state.gradient_unit
+    mean_square = norms.grad_norm_mean_square
     is_early = state.steps <= batch_losses.RELIABLE_MEAN_STEPS
     max_counted_norm = _MAX_COUNTED_NORM_FACTOR * math.sqrt(mean_square)
-    is_far_larger = results.grad_norm / state.gradient_unit > max_counted_norm and not is_early
-    counts = not is_far_larger or state.far_larger_gradients >= 2
-    changes: dict[str, Any] = {
-        "nonfinite_batches": 0,
-        "grad_norm_mean_square": mean_square + scalars.gradient_weight * (norm**2 - mean_square) * counts,
-        "last_grad_norm": norm,
-        "far_larger_gradients": state.far_larger_gradients + 1 if is_far_larger else 0,
-        "weight_sum": state.weight_sum + _iterate_weight(state, settings.average) * results.weight_factor,
-        "steps": state.steps + 1,
-    }
-    if is_early:
-        changes["largest_grad_norm"] = max(state.largest_grad_norm, min(norm, state.last_grad_norm))
-        if _is_far_smaller(state, norm):
-            changes["far_smaller_gradients"] = state.far_smaller_gradients + 1
-        else:
-            changes |= {"smallest_grad_norm": min(state.smallest_grad_norm, norm), "far_smaller_gradients": 0}
-    return changes | _changes_by_caller(state, results) | _changes_of_distance_bound(state, scalars, results)
+    is_far_larger = grad_norm / state.gradient_unit > max_counted_norm and not is_early
+    counts = not is_far_larger or norms.far_larger_gradients >= 2
+    updated = replace(
+        norms,
+        grad_norm_mean_square=mean_square + scalars.gradient_weight * (norm**2 - mean_square) * counts,
+        last_grad_norm=norm,
+        far_larger_gradients=norms.far_larger_gradients + 1 if is_far_larger else 0,
+    )
+    if not is_early:
+        return updated
+    largest = max(norms.largest_grad_norm, min(norm, norms.last_grad_norm))
+    if _is_far_smaller(norms, norm):
+        return replace(updated, largest_grad_norm=largest, far_smaller_gradients=norms.far_smaller_gradients + 1)
+    smallest = min(norms.smallest_grad_norm, norm)
+    return replace(updated, largest_grad_norm=largest, smallest_grad_norm=smallest, far_smaller_gradients=0)
 
 
 def _iterate_weight(state: MinibatchState, average: Average) -> float:
@@ -205,33 +217,30 @@ def _iterate_weight(state: MinibatchState, average: Average) -> float:
     return weight
 
 
-def _changes_by_caller(state: MinibatchState, results: StepResults) -> dict[str, Any]:
-    """Return the fields that follow from the checksums, which show whether the caller has changed the parameters."""
-    is_known = state.steps > 0 and not math.isnan(state.checksum)
-    by_caller = is_known and results.checksum_before % CHECKSUM_MODULUS != state.checksum
-    changes: dict[str, Any] = {
-        "checksum": results.checksum % CHECKSUM_MODULUS,
-        "projection_countdown": max(0, state.projection_countdown - 1),
-        "caller_changed": by_caller,
-    }
-    if by_caller or state.steps == 0:  # a return to an earlier point would undo the change
-        changes |= {"loss_mean": math.nan, "safe_point": None}
-    if by_caller or state.steps >= batch_losses.RELIABLE_MEAN_STEPS:
-        changes["first_point"] = None
-    return changes
+def _after_checksums(state: MinibatchState, results: StepResults) -> CallerChanges:
+    """Return what the checksums show: whether the caller has changed the parameters since the last step."""
+    caller = state.caller
+    is_known = state.steps > 0 and not math.isnan(caller.checksum)
+    return replace(
+        caller,
+        checksum=results.checksum % CHECKSUM_MODULUS,
+        caller_changed=is_known and results.checksum_before % CHECKSUM_MODULUS != caller.checksum,
+        projection_countdown=max(0, caller.projection_countdown - 1),
+    )
 
 
-def _changes_of_distance_bound(
-    state: MinibatchState, scalars: StepScalars[float], results: StepResults
-) -> dict[str, float]:
-    """Return the changes by the distance bound; none if the step did not update it."""
-    if results.unit_step_norm1 is None:
-        return {}
+def _updated_distance(
+    state: MinibatchState, scalars: StepScalars[float], results: StepResults, unit_step_norm1: float
+) -> DistanceBound:
+    """Return the distance bound after a step that updated it."""
     kept_share = 1.0 - scalars.average_weight
     steps = 1 if state.steps < batch_losses.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
-    new_norms = kept_share * steps * scalars.eta * results.unit_step_norm1
-    step_norm1_sum = kept_share**steps * state.step_norm1_sum + new_norms
-    bound = step_size.updated_distance_bound(
-        state, step_norm1_sum, results.offset_norm1, results.inner_product, results.direction_sum_norm1
+    new_norms = kept_share * steps * scalars.eta * unit_step_norm1
+    return step_size.updated_distance_bound(
+        state.distance,
+        state.parameter_unit,
+        kept_share**steps * state.distance.step_norm1_sum + new_norms,
+        results.offset_norm1,
+        results.inner_product,
+        results.direction_sum_norm1,
     )
-    return bound._asdict()

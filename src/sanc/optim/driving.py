@@ -85,8 +85,6 @@ class Driver:
         self._record: Record | None = None
         self.last_leaves: Leaves | None = None
         self._warned_of_train_mode = False  # whether the warning about saving in train mode was given
-        self.peak_lr, self.lr_steps = 0.0, 0  # the largest `lr`, and steps while it was small; ∞: it is not watched
-        self.last_rise = 0  # the last of these steps in which `lr` rose
         self.at_average = True
         self._evaluates_first = False  # whether eval() was called last before the first step
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
@@ -356,7 +354,7 @@ class Driver:
             if last_leaves is not None and earlier_values is not None:
                 last_leaves.write(earlier_values)
             raise
-        leaves.write(iteration.gradient_point(point))  # type: ignore[arg-type]
+        leaves.write(iteration.pop_gradient_point(point))  # type: ignore[arg-type]
         self.at_average = False
         self.oracle.style = "gradients"
         self._record = replace(record, style="gradients")

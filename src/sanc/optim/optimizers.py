@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Never, Unpack
 
@@ -16,7 +15,7 @@ from sanc.core.interrupts import uninterrupted
 from sanc.core.method import Method
 from sanc.core.record import Record
 from sanc.core.saved import require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_integer, shown, warn
+from sanc.errors import ArgumentError, ArgumentTypeError, SancError, one_of, require_bool, require_integer, shown, warn
 from sanc.minibatch.training import TrainingIteration
 from sanc.optim.checkpoints import (
     checked_groups,
@@ -31,6 +30,7 @@ from sanc.optim.checkpoints import (
 )
 from sanc.optim.driving import STYLES, Driver
 from sanc.optim.groups import check_group, label_of, leaves_to_optimise, require_full_precision
+from sanc.optim.lr_warnings import LrWatch, first_warning
 from sanc.options import OptimizerOptions
 from sanc.presets import PRESETS, changes_from, compose, with_krylov_limit, with_options
 from sanc.ranks.find import find_mode
@@ -43,16 +43,6 @@ _OF_MINIMIZE = {
     "sampling": "sanc.minimize draws samples with it, and those of an optimiser are the closures",
 }
 """Settings of a `Method` that only `minimize` uses, each with its use."""
-_LR_WARNING_LIMIT = 0.5
-"""An `lr` below this was probably meant as a step size: Adam and SGD have at most 0.1, and schedules start at 1."""
-_MAX_USUAL_STEP_SIZE, _STEPS_WITHOUT_RISE = 0.1, 50
-"""A schedule was probably made for Adam or SGD if it keeps `lr` at most at their largest step size, without a rise in
-so many steps. A warm-up rises in every step, starts at a third, or rises once an epoch by a scheduler, which stores the
-final value in the groups as ``initial_lr``."""
-_MAX_SEARCH_START = 1e-6
-"""Searches for a learning rate start at this or less, schedules at 0 or at more."""
-_MAX_WARM_UP_STEPS = 500
-"""Steps within which the warm-up of a schedule is expected to exceed `_LR_WARNING_LIMIT`."""
 
 
 class CubicOptimizer(Optimizer):
@@ -147,19 +137,15 @@ class CubicOptimizer(Optimizer):
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1, optional=True)
         for name, value in (("capture", capture), ("check", check)):
-            if not isinstance(value, bool):
-                raise ArgumentTypeError(f"{name} = {shown(value)} cannot be used: pass True or False.")
+            require_bool(name, value)
         require_integer("seed", seed, 0, optional=True)
         require_integer("compare_every", compare_every, 0, optional=True)
         super().__init__(_checked_params(params), {"lr": lr, "weight_decay": weight_decay, "frozen": False})
         self.defaults["momentum"] = 0.0  # OneCycleLR and CyclicLR require it, and set it in groups, without effect
         mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
         largest_lr = max(group["lr"] for group in self.param_groups)
-        if largest_lr < _LR_WARNING_LIMIT:
-            warn(
-                f"lr = {largest_lr!r} is a factor on the step size that the method determines, not a step size: leave "
-                "it at 1, unless a scheduler starts at this value. A search such as lr_find is not needed."
-            )
+        if lr_warning := first_warning(largest_lr):
+            warn(lr_warning)
         leaves = leaves_to_optimise(self.param_groups, mode.leaves)
         method = self._without_products(method, leaves, options)
         driver_options = {"hvp": hvp, "microbatch": microbatch, "capture": capture, "check": check, "seed": seed}
@@ -169,8 +155,7 @@ class CubicOptimizer(Optimizer):
         driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
-        if largest_lr < _LR_WARNING_LIMIT or not self._driver.iteration.averages:
-            self._driver.peak_lr = math.inf
+        self._lr_watch = LrWatch(ended=bool(lr_warning) or not self._driver.iteration.averages)
 
     def _compose(self, preset: str | Method, options: Mapping[str, Any]) -> Method:
         """Return the method of a preset with these options; raise an error for options of `minimize`."""
@@ -182,7 +167,8 @@ class CubicOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._driver.warn_of_train_mode("the optimiser was pickled or copied")
-        return super().__getstate__() | {"_driver": self._driver, "_changed_arguments": self._changed_arguments}
+        names = ("_driver", "_lr_watch", "_changed_arguments")
+        return super().__getstate__() | {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}    {self._preset_and_changes()}\n    {STYLES[self.style]}\n)"
@@ -220,6 +206,18 @@ class CubicOptimizer(Optimizer):
     @property
     def _iteration(self) -> TrainingIteration:
         return self._driver.iteration
+
+    @property
+    def steps_made(self) -> int:
+        """The number of steps so far, also those before a resume."""
+        return int(self._iteration.state.iteration)
+
+    def compare_ranks(self) -> None:
+        """Compare parameters, options and decisions between the ranks; all of them raise `RanksError` if they differ.
+
+        All ranks must call this method. It compares nothing if ``compare_every`` is 0.
+        """
+        self._driver.mode.compare(self.param_groups, self._iteration)
 
     # Parameters.
 
@@ -294,7 +292,9 @@ class CubicOptimizer(Optimizer):
                 loss = driver.step((closure, others[0], others[1]), self._leaves(), parameters)
             driver.mode.finish_step(self.param_groups, driver.iteration)
         self._warn_of_unreached()
-        self._warn_of_small_lr()
+        self._lr_watch, lr_warning = self._lr_watch.after(self.param_groups)
+        if lr_warning:
+            warn(lr_warning)
         return loss
 
     def _leaves(self) -> Leaves:
@@ -330,33 +330,6 @@ class CubicOptimizer(Optimizer):
             f"the loss of the first step does not reach {names}{unnamed}: check that the model uses them; if they "
             "should not change, leave them out of params or set their requires_grad to False."
         )
-
-    def _warn_of_small_lr(self) -> None:
-        """Warn once if every `lr` is small: in a search, or if it falls again, does not rise, or has a long warm-up."""
-        driver = self._driver
-        if driver.peak_lr >= _LR_WARNING_LIMIT:
-            return
-        lr = max(group["lr"] for group in self.param_groups)
-        driver.lr_steps += 1
-        falls, rises = lr < driver.peak_lr, lr > driver.peak_lr
-        driver.peak_lr, driver.last_rise = max(driver.peak_lr, lr), driver.lr_steps if rises else driver.last_rise
-        highest = max(driver.peak_lr, *(group.get("initial_lr", 0.0) for group in self.param_groups))
-        if driver.lr_steps == 1 and 0.0 < highest <= _MAX_SEARCH_START:
-            warn(
-                f"lr = {highest:.3g} in the first step, as in a search for a learning rate such as lr_find: leave the "
-                "search out and lr at 1, since lr is a factor on the step size that the method determines."
-            )
-            driver.peak_lr = math.inf
-            return
-        stays = highest <= _MAX_USUAL_STEP_SIZE and driver.lr_steps - driver.last_rise >= _STEPS_WITHOUT_RISE
-        ends = falls or stays or driver.lr_steps >= _MAX_WARM_UP_STEPS
-        if driver.peak_lr >= _LR_WARNING_LIMIT or not ends:
-            return
-        warn(
-            f"lr was at most {driver.peak_lr:.3g} in {driver.lr_steps} steps: it is a factor on the step size that the "
-            "method determines, not a step size. Let the schedule rise to 1, as with max_lr=1.0, or leave it out."
-        )
-        driver.peak_lr = math.inf
 
     def _is_empty_step(self) -> bool:
         """Return whether every `lr` and gradient is zero.

@@ -55,7 +55,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     _check_model(model)
     step = _steps(optimizer)
     _check_pair(model, optimizer)
-    optimizer._driver.mode.compare(optimizer.param_groups, optimizer._iteration)
+    optimizer.compare_ranks()
     target = folder / f"step-{step:08d}"
     part = target.with_suffix(_PART)
     if _is_first_rank():
@@ -172,12 +172,11 @@ def _lists(entry: Any) -> Any:
 
 def _steps(optimizer: Any) -> int:
     """Return the number of steps that an optimiser made; raise an error for one of another library."""
-    iteration = getattr(optimizer, "_iteration", None)
-    if iteration is None:
+    if not hasattr(optimizer, "compare_ranks"):
         raise ArgumentTypeError(
             f"optimizer = {type(optimizer).__name__} cannot be used: pass an optimiser of sanc, such as sanc.SANC."
         )
-    return int(iteration.state.iteration)
+    return int(optimizer.steps_made)
 
 
 def _check_pair(model: nn.Module, optimizer: Any) -> None:
