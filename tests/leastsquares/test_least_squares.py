@@ -310,7 +310,7 @@ def test_a_run_ends_at_a_root_at_which_variables_are_zero(name, options, scale):
     res = sanc.least_squares(lambda x: fun(x) * scale, x0, **options)
     assert res.success, res.message
     assert np.linalg.norm(res.fun) <= 1e-15 * np.linalg.norm(fun(x0)) * scale and res.nit <= (25 if is_simple else 100)
-    assert np.isfinite(res.certificate.eps_gradient) and res.optimality <= 1e-15 * scale**2
+    assert np.isfinite(res.certificate.gradient_tolerance) and res.optimality <= 1e-15 * scale**2
 
 
 def saturated(seed):
