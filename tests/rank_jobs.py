@@ -1073,7 +1073,7 @@ def diagnosed(wrapper, data, **options):
     before = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = sanc.diagnose(model, nn.CrossEntropyLoss(), local, held_out=local[:1], starts=1, **options)
+        report = sanc.diagnose(model, nn.CrossEntropyLoss(), local, held_out=local[:1], start_vectors=1, **options)
     same = all(torch.equal(whole(tensor), before[name]) for name, tensor in model.state_dict().items())
     return report.as_dict(), same
 
@@ -1106,7 +1106,7 @@ def invalid_diagnoses():
         "no batch": error_of(lambda: sanc.diagnose(network(), loss, data[: 0 if rank else None])),
         "raises": error_of(lambda: sanc.diagnose(network(), broken, data)),
     }
-    alone = sanc.diagnose(network(rank), loss, data[rank:], process_group=None, starts=1, max_products=1)
+    alone = sanc.diagnose(network(rank), loss, data[rank:], process_group=None, start_vectors=1, max_products=1)
     found["alone"] = alone.rows, alone.value
     return found
 

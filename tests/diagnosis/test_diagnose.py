@@ -60,7 +60,7 @@ def dense(model, loss, data):
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_dense_hessian(dtype):
     model, data, held_out = network(dtype=dtype, width=5), batches(2, dtype=dtype), batches(1, seed=5, dtype=dtype)
-    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=held_out, starts=10)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=held_out, start_vectors=10)
     H, g, value = dense(model, nn.CrossEntropyLoss(), data)
     eigenvalues = torch.linalg.eigvalsh(H.double())
     low, high = float(eigenvalues[0]), float(eigenvalues[-1])
@@ -105,7 +105,7 @@ def test_a_saddle_is_found_at_small_weights(size):
         nn.init.normal_(p, std=size)
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     data = [(part, part @ torch.ones(3, 1, dtype=D)) for part in x.split(15)]
-    report = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
+    report = sanc.diagnose(model, nn.MSELoss(), data, start_vectors=1)
     assert "At a saddle" in report.interpretation and report.curvature_decrease > 0.1 * report.held_out_value
 
 
@@ -137,7 +137,7 @@ def test_the_noise_is_that_of_independent_rows():
     truth = float(((per_row - mean) ** 2).sum(1).mean() / mean.square().sum())
     for rows in (50, 75):
         data = list(zip(x.split(rows), y.split(rows), strict=True))
-        report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data[:1], starts=1, max_products=2)
+        report = sanc.diagnose(model, nn.MSELoss(), data, held_out=data[:1], start_vectors=1, max_products=2)
         assert report.noise_scale == pytest.approx(truth, rel=0.5)
         assert report.noise_share == pytest.approx(truth / 1500, rel=0.5)
 
@@ -149,7 +149,7 @@ def test_the_noise_of_unequal_batches_weights_rows():
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(160, 4, generator=generator, dtype=D), torch.randint(0, 3, (160,), generator=generator)
     data = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1], starts=1, max_products=1)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1], start_vectors=1, max_products=1)
     gradients = []
     for inputs, targets in data:
         loss = nn.functional.cross_entropy(model(inputs), targets)
@@ -169,7 +169,9 @@ def test_nothing_changes():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     data = batches(dtype=torch.float32)
-    first, second = (sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=2, max_products=5) for _ in range(2))
+    first, second = (
+        sanc.diagnose(model, nn.CrossEntropyLoss(), data, start_vectors=2, max_products=5) for _ in range(2)
+    )
     assert {k: v for k, v in first.as_dict().items() if v == v} == {k: v for k, v in second.as_dict().items() if v == v}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(model[4].weight.grad, torch.ones_like(model[4].weight)) and model[0].weight.grad is None
@@ -180,14 +182,14 @@ def test_nothing_changes():
 
 def test_a_function_of_model_and_batch():
     model, data = network(), batches()
-    as_criterion = sanc.diagnose(model, nn.CrossEntropyLoss(), data, seed=3, starts=2)
+    as_criterion = sanc.diagnose(model, nn.CrossEntropyLoss(), data, seed=3, start_vectors=2)
     named = [{"scale": torch.tensor(1.0), "inputs": x, "labels": y} for x, y in data]
     as_function = sanc.diagnose(
         model,
         lambda model, batch: nn.functional.cross_entropy(model(batch["inputs"]), batch["labels"]),
         named,
         seed=3,
-        starts=2,
+        start_vectors=2,
     )
     assert as_function.as_dict() == pytest.approx(as_criterion.as_dict(), nan_ok=True)
     assert as_criterion.batches == 3 and as_criterion.rows == 63  # the fourth batch is held out
@@ -196,7 +198,7 @@ def test_a_function_of_model_and_batch():
 def test_microbatches_are_batches():
     """Rows in parts give the numbers of the whole batch, and the noise of these parts as batches."""
     model, (batch, held_out) = network(), batches(2)
-    loss, options = nn.CrossEntropyLoss(), {"held_out": [held_out], "starts": 1, "max_products": 3}
+    loss, options = nn.CrossEntropyLoss(), {"held_out": [held_out], "start_vectors": 1, "max_products": 3}
     whole = sanc.diagnose(model, loss, [batch], **options)
     parts = sanc.diagnose(model, loss, [batch], microbatch=6, **options)
     listed = sanc.diagnose(model, loss, list(zip(*(part.split(6) for part in batch), strict=True)), **options)
@@ -219,7 +221,7 @@ def test_buffers_and_masks_are_those_of_a_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).to(D)
     data = batches(2)
-    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1], starts=1, max_products=30)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, held_out=data[:1], start_vectors=1, max_products=30)
     copied = copy.deepcopy(model)
     for module in copied.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -228,16 +230,19 @@ def test_buffers_and_masks_are_those_of_a_step():
     assert report.grad_norm == pytest.approx(float(g.norm()), rel=1e-9)
     assert report.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=0.02)
     dropout = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).to(D)
-    masked = sanc.diagnose(dropout, nn.CrossEntropyLoss(), data, held_out=data, starts=1, max_products=2, seed=4)
+    masked = sanc.diagnose(dropout, nn.CrossEntropyLoss(), data, held_out=data, start_vectors=1, max_products=2, seed=4)
     assert masked.value == masked.held_out_value  # the same masks
-    assert masked.value != sanc.diagnose(dropout, nn.CrossEntropyLoss(), data, starts=1, max_products=2, seed=5).value
+    assert (
+        masked.value
+        != sanc.diagnose(dropout, nn.CrossEntropyLoss(), data, start_vectors=1, max_products=2, seed=5).value
+    )
 
 
 def test_vectors_that_are_not_kept_give_the_same_numbers():
     """Three Lanczos vectors give the same Ritz values and eigenvectors, with a second pass of products."""
     model, data = network(), batches(2)
     kept, again = (
-        sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=2, max_products=12, lanczos=lanczos)
+        sanc.diagnose(model, nn.CrossEntropyLoss(), data, start_vectors=2, max_products=12, lanczos=lanczos)
         for lanczos in ("store", "regenerate")
     )
     assert again.products == kept.products + 11
@@ -253,9 +258,9 @@ def test_vectors_that_are_not_kept_give_the_same_numbers():
 def test_low_precision_widens_the_bounds():
     """Under autocast one more product measures the roundoff, which the bounds then contain."""
     model, data = network(dtype=torch.float32), batches(2, dtype=torch.float32)
-    exact = sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=1, max_products=8)
+    exact = sanc.diagnose(model, nn.CrossEntropyLoss(), data, start_vectors=1, max_products=8)
     with torch.autocast("cpu", torch.bfloat16):
-        low = sanc.diagnose(model, nn.CrossEntropyLoss(), data, starts=1, max_products=8)
+        low = sanc.diagnose(model, nn.CrossEntropyLoss(), data, start_vectors=1, max_products=8)
     assert low.value != exact.value and low.lambda_max == pytest.approx(exact.lambda_max, rel=0.1)
     assert low.products == exact.products + 1 and low.ritz_error > 30 * exact.ritz_error
     assert low.lambda_max_bound > exact.lambda_max_bound
@@ -263,15 +268,17 @@ def test_low_precision_widens_the_bounds():
 
 def test_limits():
     model, data = network(width=30), batches()
-    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, starts=1)
+    report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=3, start_vectors=1)
     assert report.products == 3 and not report.complete and "bounds limited by" in str(report)
     report = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_time=1e-9)
     assert report.products == 1 and report.limit == "products or time"
     assert all(len(losses) == 0 for _, losses in report.profiles.values()) and math.isnan(report.gradient_decrease)
     wide = network(width=100_000, dtype=torch.float32)  # roundoff would limit it, too
-    report = sanc.diagnose(wide, nn.CrossEntropyLoss(), batches(2, dtype=torch.float32), max_products=1, starts=1)
+    report = sanc.diagnose(
+        wide, nn.CrossEntropyLoss(), batches(2, dtype=torch.float32), max_products=1, start_vectors=1
+    )
     assert report.limit == "products or time" and "up to roundoff" not in str(report)
-    short = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=1, starts=1)
+    short = sanc.diagnose(model, nn.CrossEntropyLoss(), data, max_products=1, start_vectors=1)
     assert short.lambda_max_bound > 10 * short.lambda_max
     assert abs(short.gradient_decrease) < 1.01 * short.grad_norm**2 / short.lambda_max_bound  # a short step
     assert sanc.diagnose(model, nn.CrossEntropyLoss(), iter(data * 3), batches=2, max_products=2).batches == 1
@@ -287,7 +294,7 @@ def test_all_products_are_counted():
     counts, products = [], []
     for limit in (1, 3, 6):
         calls.clear()
-        options = {"max_products": limit, "starts": 1, "hvp": "finite-difference"}
+        options = {"max_products": limit, "start_vectors": 1, "hvp": "finite-difference"}
         products.append(sanc.diagnose(model, nn.CrossEntropyLoss(), data, **options).products)
         counts.append(len(calls))
     assert products == [2, 6, 10]
@@ -302,8 +309,8 @@ def test_interpretations():
         nn.init.zeros_(p)
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     data = [(part, part.sum(1, keepdim=True)) for part in x.split(10)]
-    saddle = sanc.diagnose(model, nn.MSELoss(), data, starts=1)
-    whole = sanc.diagnose(model, nn.MSELoss(), [(x, x.sum(1, keepdim=True))], starts=1)
+    saddle = sanc.diagnose(model, nn.MSELoss(), data, start_vectors=1)
+    whole = sanc.diagnose(model, nn.MSELoss(), [(x, x.sum(1, keepdim=True))], start_vectors=1)
     assert math.isnan(whole.curvature_decrease) and whole.curvature_step_norm > 0.0  # measured on the data themselves
     assert "no step along it was tested" in whole.interpretation
     words = {
@@ -322,12 +329,12 @@ def test_interpretations():
     up = replace(saddle, lambda_min=1.0, lambda_min_bound=0.9, noise_share=0.0)
     assert "curves up" in up.interpretation and "No negative" in replace(up, lambda_min_bound=-1.0).interpretation
     assert "is flat in some" in replace(up, lambda_min=0.0, lambda_min_bound=0.0).interpretation
-    nothing = sanc.diagnose(model, lambda model, batch: 0.0 * model(batch[0]).mean(), data, starts=1)
+    nothing = sanc.diagnose(model, lambda model, batch: 0.0 * model(batch[0]).mean(), data, start_vectors=1)
     assert nothing.noise_share == 0.0 and "is flat in some" in nothing.interpretation
 
 
 def test_the_report(capsys):
-    report = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), progress=True, starts=2)
+    report = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), progress=True, start_vectors=2)
     assert "Hessian products" in capsys.readouterr().err
     lines = str(report).splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
@@ -344,7 +351,7 @@ def test_the_report(capsys):
 @pytest.mark.slow
 def test_the_picture():
     pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
-    figure = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), starts=2).plot()
+    figure = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), start_vectors=2).plot()
     assert len(figure.axes) == 2 and len(figure.axes[1].lines) == 2
     none = sanc.diagnose(network(), nn.CrossEntropyLoss(), batches(2), max_time=1e-9).plot()
     assert len(none.axes) == 2 and not len(none.axes[1].lines[0].get_xdata())
@@ -369,9 +376,11 @@ def test_a_loss_without_second_derivatives_uses_differences():
     model, data = network(), batches()
     with pytest.warns(RuntimeWarning, match="differences of gradients"):
         report = sanc.diagnose(
-            model, lambda model, batch: Fused.apply(model(batch[0])) / len(batch[0]), data[:2], starts=1
+            model, lambda model, batch: Fused.apply(model(batch[0])) / len(batch[0]), data[:2], start_vectors=1
         )
-    exact = sanc.diagnose(model, lambda model, batch: (model(batch[0]) ** 2).sum() / len(batch[0]), data[:2], starts=1)
+    exact = sanc.diagnose(
+        model, lambda model, batch: (model(batch[0]) ** 2).sum() / len(batch[0]), data[:2], start_vectors=1
+    )
     assert report.hvp == "finite-difference" and report.lambda_max == pytest.approx(exact.lambda_max, rel=1e-4)
     assert "finite-difference" in str(report)
 
@@ -419,19 +428,19 @@ def test_asymmetric_products_are_replaced_by_differences(lanczos):
         return (out**2).mean() + 3 * Wrong.apply(out.mean(0))
 
     with pytest.warns(RuntimeWarning, match="not symmetric.*differences of gradients"):
-        report = sanc.diagnose(model, loss, data, starts=1, lanczos=lanczos)
+        report = sanc.diagnose(model, loss, data, start_vectors=1, lanczos=lanczos)
 
     def right_loss(model, batch):
         out = model(batch[0])
         return (out**2).mean() + 3 * out.mean(0).prod()
 
-    right = sanc.diagnose(model, right_loss, data, starts=1, lanczos=lanczos)
+    right = sanc.diagnose(model, right_loss, data, start_vectors=1, lanczos=lanczos)
     assert report.hvp == "finite-difference" and report.lambda_max_bound < math.inf
     assert report.lambda_min == pytest.approx(right.lambda_min, rel=1e-4)
     assert report.lambda_max == pytest.approx(right.lambda_max, rel=1e-4)
     assert report.products > right.products + 4  # those of the first attempt, too
     with pytest.raises(sanc.SecondDerivativeError, match=r"not symmetric.*hvp=\"finite-difference\""):
-        sanc.diagnose(model, loss, data, starts=1, hvp="double-backward", lanczos=lanczos)
+        sanc.diagnose(model, loss, data, start_vectors=1, hvp="double-backward", lanczos=lanczos)
 
 
 def test_a_linear_loss_has_no_curvature():
@@ -443,7 +452,7 @@ def test_a_linear_loss_has_no_curvature():
 def test_a_function_of_torch_is_a_criterion():
     how = {"label_smoothing": 0.1}
     reports = [
-        sanc.diagnose(network(), loss, batches(2), starts=1)
+        sanc.diagnose(network(), loss, batches(2), start_vectors=1)
         for loss in (nn.CrossEntropyLoss(**how), partial(nn.functional.cross_entropy, **how))
     ]
     assert str(reports[0]) == str(reports[1])
@@ -502,7 +511,8 @@ def test_a_function_of_torch_is_a_criterion():
         ),
         ({"confidence": 2}, sanc.ArgumentError, "confidence = 2"),
         ({"relative_error": 0.0}, sanc.ArgumentError, r"relative_error = 0\.0"),
-        ({"starts": 0}, sanc.ArgumentError, "starts = 0"),
+        ({"start_vectors": 0}, sanc.ArgumentError, "start_vectors = 0"),
+        ({"starts": 0}, sanc.ArgumentError, "start_vectors = 0"),  # its former name
         ({"max_products": 0}, sanc.ArgumentError, "max_products = 0"),
         ({"batches": 0}, sanc.ArgumentError, "batches = 0"),
         ({"hvp": "exact"}, sanc.ArgumentError, "hvp = 'exact' is not known"),

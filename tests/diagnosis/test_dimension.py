@@ -63,7 +63,7 @@ def test_the_dimension_is_right_within_its_error(name):
 
 def test_more_starts_lower_the_error():
     values = SPECTRA["ten large ones and a wider bulk"]
-    errors = [quadratic_report(values, starts=starts).effective_dimension_error for starts in (1, 3, 17)]
+    errors = [quadratic_report(values, start_vectors=starts).effective_dimension_error for starts in (1, 3, 17)]
     assert errors[0] > 5 * errors[1] and errors[2] < 0.6 * errors[1]
 
 

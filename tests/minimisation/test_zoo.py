@@ -17,10 +17,6 @@ NAMES = [problem.name for problem in zoo.PROBLEMS]
 STARTS = {start.name: start for start in (*zoo.SADDLES, *zoo.HIDDEN)}
 EPS = float(np.finfo(np.float64).eps)
 
-# Each entry is a fault of the solver, not of the problem: the peers named reach the minimum.
-KNOWN_FAILURES: dict[str, str] = {}
-KNOWN_SADDLE_FAILURES: dict[tuple[str, str, str], str] = {}
-
 PUBLISHED_STARTS: dict[str, tuple[float, float]] = {
     # name: (f(x0), relative precision of the number)
     "ROSENBROCK": (24.2, 1e-14),
@@ -185,19 +181,13 @@ LONG = {
 
 
 def _marked(name: str) -> Any:
-    if name in LONG:
-        return pytest.param(name, marks=pytest.mark.slow)
-    if name in KNOWN_FAILURES:
-        return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=KNOWN_FAILURES[name]))
-    return name
+    return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
 
 
 @pytest.mark.parametrize("name", [_marked(name) for name in NAMES])
 def test_minimize_solves(name: str) -> None:
     problem = zoo.BY_NAME[name]
     options: dict[str, Any] = {} if problem.gtol == 1e-8 else {"tol": problem.gtol}
-    if name in KNOWN_FAILURES:
-        options["max_iter"] = 200  # ten times what the peers need
     result = sanc.minimize(problem.fun, zoo.tensor(problem.x0), **options)
     assert result.success, f"{result.status.name}: f = {result.fun}, {result.nit} iterations"
     assert problem.reached(result.fun) is not None, f"f = {result.fun!r} is none of {problem.minima[:6]}"
@@ -284,11 +274,8 @@ def _runs() -> list[Any]:
     others = (("scr", "robust"), ("arc", "robust"), ("sanc", "paper"))
     for k, name in enumerate(STARTS):
         for method, preset in (("sanc", "robust"), *others):
-            reason = KNOWN_SADDLE_FAILURES.get((name, method, preset))
-            marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
-            if (method, preset) not in (("sanc", "robust"), others[k % 3]):
-                marks.append(pytest.mark.slow)
-            runs.append(pytest.param(name, method, preset, marks=marks))
+            is_fast = (method, preset) in (("sanc", "robust"), others[k % 3])
+            runs.append(pytest.param(name, method, preset, marks=() if is_fast else pytest.mark.slow))
     return runs
 
 

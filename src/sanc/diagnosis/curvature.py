@@ -33,13 +33,13 @@ class CurvatureSettings:
     confidence: float
     max_products: int | None
     seed: int
-    starts: int
+    start_vectors: int
 
     def __post_init__(self) -> None:
         require_fraction("confidence", self.confidence, "pass a probability between 0 and 1")
         require_fraction("relative_error", self.relative_error, "pass a share below 1")
         require_integer("max_products", self.max_products, 1, optional=True)
-        require_integer("starts", self.starts, 1)
+        require_integer("start_vectors", self.start_vectors, 1)
         require_integer("seed", self.seed, 0)
 
 
@@ -82,8 +82,8 @@ def measure_curvature(
             network.x,
             extremes,
             {k: vectors[k] for k in converged},
-            range(settings.seed + 1, settings.seed + settings.starts),
-            count=settings.starts - 1,
+            range(settings.seed + 1, settings.seed + settings.start_vectors),
+            count=settings.start_vectors - 1,
             store=network.keeps_basis,
             time_is_up=network.time_is_up,
         )

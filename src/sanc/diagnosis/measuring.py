@@ -52,7 +52,7 @@ def diagnose(
     microbatch: int | None = None,
     relative_error: float = 0.02,
     confidence: float = 0.95,
-    starts: int = 5,
+    start_vectors: int = 5,
     max_products: int | None = None,
     max_time: float | None = None,
     seed: int = 0,
@@ -60,6 +60,7 @@ def diagnose(
     lanczos: Literal["auto", "store", "regenerate"] = "auto",
     process_group: Any = "default",
     progress: bool = False,
+    starts: int | None = None,
 ) -> Report:
     """Measure whether a network is trained, stuck, or at a saddle.
 
@@ -86,7 +87,7 @@ def diagnose(
         Accuracy of λ_min and λ_max relative to the spectral norm of the Hessian.
     confidence : float
         Probability with which the bounds of both eigenvalues hold, over the random start vector.
-    starts : int
+    start_vectors : int
         Random start vectors of the effective dimension and the spectral density.
     max_products, max_time : number, optional
         Limits on the Hessian products of the bounds, and on seconds.
@@ -103,6 +104,8 @@ def diagnose(
         initialised with; None: only this process.
     progress : bool
         Print the number of products to the standard error stream.
+    starts : int, optional
+        Former name of `start_vectors`.
 
     Returns
     -------
@@ -125,7 +128,8 @@ def diagnose(
     >>> report.saddle, report.parameters
     (False, 4)
     """
-    settings = CurvatureSettings(relative_error, confidence, max_products, seed, starts)
+    start_vectors = start_vectors if starts is None else starts
+    settings = CurvatureSettings(relative_error, confidence, max_products, seed, start_vectors)
     require_integer("batches", batches, 1, optional=True)
     require_integer("microbatch", microbatch, 1, optional=True)
     require_bool("progress", progress)

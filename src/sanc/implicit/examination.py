@@ -88,9 +88,9 @@ def examine(
     gradient : callable
         ∇f as a function of all variables that torch differentiates.
     result : Result
-        That of the run.
+        The result of the run.
     gradient_tolerance : float
-        Its tolerance on ‖∇f‖; infinite if it had another one.
+        Tolerance of the run on ‖∇f‖; infinite if it had another one.
     """
     examined = _curvature(oracle, x, gradient, result, gradient_tolerance, options)
     if examined.problem:

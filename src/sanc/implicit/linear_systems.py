@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -211,8 +211,8 @@ def solve(
     for _ in range(_MAX_ROUNDS):
         max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
         min_residual = _CHANGE_FRACTION * change * residual_norm if known.dim else 0.0
-        limits = (max_dim, required_residual, norm_v, min_residual)
-        correction, spent = _correction(product, residual, space, known, *limits)
+        limits = _RoundLimits(max_dim, required_residual, norm_v, min_residual)
+        correction, spent = _correction(product, residual, space, known, limits)
         improved = v + correction
         new_residual = u - product(improved)
         products += spent + 1
@@ -230,23 +230,38 @@ def solve(
     return LinearSolution(v, residual_norm, error, products)
 
 
+class _RoundLimits(NamedTuple):
+    """Where the Lanczos process of one round ends.
+
+    Attributes
+    ----------
+    max_dim : float
+        Largest dimension of its Krylov space.
+    required_residual : callable
+        Residual norm that suffices, given the norm of the solution.
+    norm_v : float
+        Norm of the solution so far.
+    min_residual : float
+        Residual norm below which the process ends in any case.
+    """
+
+    max_dim: float
+    required_residual: Callable[[float], float]
+    norm_v: float
+    min_residual: float
+
+
 def _correction(
     product: Product,
     u: Tensor,
     space: Space,
     known: RitzSpace,
-    max_dim: float,
-    required_residual: Callable[[float], float],
-    norm_v: float,
-    min_residual: float,
+    limits: _RoundLimits,
 ) -> tuple[Tensor, int]:
-    """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement.
-
-    It ends when the residual suffices, given the norm of the solution so far, or is at most `min_residual`.
-    """
+    """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement."""
     inside, right = known.eliminate(u)
     start_norm = space.norm(right)
-    if max_dim < 1 or start_norm <= space.eps * space.norm(u):
+    if limits.max_dim < 1 or start_norm <= space.eps * space.norm(u):
         return known.combine(known.coefficients(inside, 0.0), torch.zeros_like(u)), 0
     components: list[float] = []
 
@@ -255,16 +270,16 @@ def _correction(
         return known.schur_product(product, q, components[-1])
 
     lanczos = Lanczos(schur, right, space)
-    lanczos.max_dim = int(max_dim)
+    lanczos.max_dim = int(limits.max_dim)
     krylov = Krylov(lanczos)
     while True:
         krylov.extend()
         y = _coefficients(krylov)
         inner = known.coefficients(inside, float(y @ components))
-        norm = max(norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
+        norm = max(limits.norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
         residual = krylov.residual_of(y)
-        required = _RESIDUAL_FRACTION * required_residual(norm)
-        if krylov.is_complete or residual <= max(space.eps * start_norm, min_residual, required):
+        required = _RESIDUAL_FRACTION * limits.required_residual(norm)
+        if krylov.is_complete or residual <= max(space.eps * start_norm, limits.min_residual, required):
             break
     return known.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
 

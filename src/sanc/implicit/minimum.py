@@ -56,6 +56,7 @@ class DifferentiableMinimum:
         self,
         oracle: Oracle,
         x: Tensor,
+        *,
         theta: tuple[Tensor, ...],
         gradient: GradientOf,
         box: Box | None,

@@ -157,12 +157,12 @@ class ImplicitProblem:
         return DifferentiableMinimum(
             self._oracle(result.x, theta),
             self._flat(result.x),
-            theta,
-            lambda x: gradient(self.value, x, theta, transformed=False),
-            self._box,
-            result,
-            self.gradient_tolerance(result),
-            self._solve_options,
+            theta=theta,
+            gradient=lambda x: gradient(self.value, x, theta, transformed=False),
+            box=self._box,
+            result=result,
+            eps_gradient=self.gradient_tolerance(result),
+            options=self._solve_options,
         )
 
     def _oracle(self, x: Any, theta: tuple[Tensor, ...]) -> Oracle:

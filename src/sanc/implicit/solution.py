@@ -42,12 +42,14 @@ class Derivative:
 
 @dataclass
 class Solution:
-    """A minimum and its derivatives, which `argmin` returns with ``details=True``.
+    """A report of a minimum and its derivatives, which `argmin` returns with ``details=True``.
+
+    Every derivative that is computed later, as in ``backward()``, is added to `derivatives`.
 
     Attributes
     ----------
     result : Result
-        That of `minimize`.
+        The result of `minimize`.
     certificate : Certificate or None
         Bounds on λ_min of the Hessian with respect to the free variables; None if no derivative was asked for.
     grad_norm : float

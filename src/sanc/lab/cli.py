@@ -223,7 +223,10 @@ def reproduce(
     panels = experiments.by_settings(panels, _parse_settings(settings or []), preset)
     if budget is not None:
         panels = [replace(panel, calls=budget) for panel in panels]
-    made = study.Study(panels, n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
+    made = study.Study(
+        panels=panels, runs=n_runs, preset=preset, workers=workers, device=device, out=out, data_dir=data_dir,
+        checkpoint_every=checkpoint_every, scheduler=scheduler, console=console,
+    )  # fmt: skip
     _exit_with(made.run)
 
 
@@ -284,10 +287,13 @@ def run(
                 flag = "--set" if key == "options" else f"--{key}"
                 raise ArgumentError(f"{flag} conflicts with --from {config}: write it into the file.")
         given |= _read_toml(config, set(given))
-    settings = (n_runs, preset, workers, device, out, data_dir, checkpoint_every, scheduler, console)
     one_of("--preset", preset, experiments.LAB_PRESETS)
     panels = experiments.by_settings([study.user_panel(given)], grids, preset)
-    _exit_with(study.Study(panels, *settings).run)
+    made = study.Study(
+        panels=panels, runs=n_runs, preset=preset, workers=workers, device=device, out=out, data_dir=data_dir,
+        checkpoint_every=checkpoint_every, scheduler=scheduler, console=console,
+    )  # fmt: skip
+    _exit_with(made.run)
 
 
 def _split(text: str | None) -> list[str] | None:

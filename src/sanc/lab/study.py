@@ -75,7 +75,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Panels, and the options of their runs."""
 
@@ -151,7 +151,7 @@ class Study:
         return [spec for spec in specs if not finished(self.out / "runs" / spec.path)]
 
     def _present(self) -> list[Panel]:
-        """Load the data sets, check their panels, and record the panels whose data cannot be loaded."""
+        """Return the panels whose data can be loaded, after a check of each, and record the others."""
         skipped = traces.skipped(self.out)
         load = cache(partial(runs.load_data, data_dir=self.data_dir))  # once for all panels of a data set
         present = []

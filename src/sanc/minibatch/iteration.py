@@ -57,7 +57,7 @@ class MinibatchIteration:
     Attributes
     ----------
     state : MinibatchState
-        That of the last iteration. Results of an averaged step that the host has not read are missing until
+        The state after the last iteration. Results of an averaged step that the host has not read are missing until
         `finish_step`.
     has_returned : bool
         Whether the last iteration returned to an earlier point.

@@ -138,9 +138,10 @@ class Ranks:
     def _settle(
         self, size: Size | None, label: str, numbers: Sequence[float] | None, vector: Tensor | None
     ) -> tuple[list[list[float]], Tensor | None]:
-        """Exchange the claim of a rank whose next exchange is of this size; None: it failed.
+        """Return the messages of all ranks and the sum of their vectors, after an exchange with the claim of this rank.
 
-        The claim is appended to `numbers` and `vector`, which have the agreed size, or without numbers to zeros.
+        Its next exchange is of this `size`; None: it failed. The claim is appended to `numbers` and `vector`, which
+        have the agreed size, or without numbers to zeros.
         """
         assert self._claim is not None
         (digests, differ), self._claim = self._claim, None
