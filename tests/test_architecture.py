@@ -162,7 +162,8 @@ def test_paths_in_the_map_exist():
 def test_names_in_the_map_exist():
     text, _, codes = codes_in_the_map()
     root = SOURCE.parent.parent
-    files = [*modules(), root / "tests" / "test_architecture.py", root / "tests" / "test_typing.py"]
+    files = [*modules(), *(root / "tests" / name for name in ("test_architecture.py", "test_typing.py"))]
+    files.append(root / "benchmarks" / "suite_methods.py")
     words = {path: set(re.findall(r"\w+", path.read_text(encoding="utf-8"))) for path in files}
     every = set().union(*words.values())
     names = {code for code in codes if re.fullmatch(r"[\w.]+=?", code)}

@@ -319,8 +319,8 @@ def saturated(seed):
     n, m = int(rng.integers(1, 7)), int(rng.integers(1, 12))
     A, b = rng.normal(size=(m, n)), rng.normal(size=m)
     scales, x0 = 10.0 ** rng.integers(-6, 7, size=n), rng.normal(size=n) * (10.0 ** rng.integers(-2, 2))
-    slopes = lambda x: 1.0 - np.tanh(A @ (x / scales)) ** 2
-    return lambda x: np.tanh(A @ (x / scales)) - b, lambda x: slopes(x)[:, None] * A / scales, x0
+    derivative = lambda x: 1.0 - np.tanh(A @ (x / scales)) ** 2
+    return lambda x: np.tanh(A @ (x / scales)) - b, lambda x: derivative(x)[:, None] * A / scales, x0
 
 
 @pytest.mark.parametrize("seed", [*range(12), 33, 40, 96, 122])

@@ -161,7 +161,7 @@ class ImplicitProblem:
             gradient=lambda x: gradient(self.value, x, theta, transformed=False),
             box=self._box,
             result=result,
-            eps_gradient=self.gradient_tolerance(result),
+            gradient_tolerance=self.gradient_tolerance(result),
             options=self._solve_options,
         )
 
