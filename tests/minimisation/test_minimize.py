@@ -681,7 +681,7 @@ def test_a_user_defined_mapping_does_not_change():
 def test_options_that_scipy_accepts_are_accepted(capsys):
     for hess in (scipy.optimize.BFGS(), "2-point"):
         assert scipy.optimize.minimize(rosen, X0, method=sanc.scipy_method, hess=hess).success
-    assert sanc.minimize(rosen, X0, jac=rosen_der, options={"disp": 0}, certify=1).success
+    assert sanc.minimize(rosen, X0, jac=rosen_der, options={"disp": 0}).success
     assert capsys.readouterr().out == ""
     assert sanc.minimize(rosen, X0, jac=rosen_der, callback=lambda x: x > 0).success  # an array of four is no True
 
