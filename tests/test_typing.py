@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sanc
-from sanc.implicit.entry import _UNSUITABLE
+from sanc.implicit.entry import _REJECTED_ARGUMENTS
 from sanc.many.minimizing import RunOptions
 from sanc.many.rules import RowRules
 from sanc.minibatch.settings import METRICS
@@ -104,7 +104,7 @@ def types_of(function):
 
 def test_options_that_are_passed_on_have_the_types_of_the_function_that_they_are_passed_to():
     added = typing.get_type_hints(ArgminOptions).items() - typing.get_type_hints(MinimizeOptions).items()
-    named = {"fun", "x0", "bounds", "max_products", *_UNSUITABLE}
+    named = {"fun", "x0", "bounds", "max_products", *_REJECTED_ARGUMENTS}
     assert dict(added) == {name: kind for name, kind in types_of(sanc.minimize).items() if name not in named}
     positional = {"fun", "x0", "args", "method", "jac"}
     hints = typing.get_type_hints(MinimizeArguments).items() - typing.get_type_hints(MinimizeOptions).items()

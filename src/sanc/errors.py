@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from types import FunctionType
 from typing import Any
 
+TERMINAL_WIDTH = 80
+"""Characters of a line of printed results, the width of a standard terminal."""
 _WIDTH_OF_VALUE = 60
 """Characters of a value in a message, so that the message fits two lines of a terminal."""
 _WIDTH_OF_LINE = 160

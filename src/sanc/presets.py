@@ -15,7 +15,7 @@ from sanc.core.dense import DenseModel
 from sanc.core.escape import CheckedEscape, GradientStep, Stay
 from sanc.core.method import Method, settings_of
 from sanc.core.model import SAMPLED_KRYLOV_DIM, CubicModel, KrylovModel, NoModel
-from sanc.core.settings import Piece, is_of_caller
+from sanc.core.settings import Piece, is_user_defined
 from sanc.core.sigma import SigmaUpdate
 from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import Minibatch
@@ -241,7 +241,7 @@ def _reject_ambiguous(method: Method, name: str, value: object) -> None:
     Pieces of this package have settings in common, such as `epsilon`, which one option sets in all of them.
     """
     owners = _owners(method, name)
-    of_caller = [place for place, piece in owners if is_of_caller(piece)]
+    of_caller = [place for place, piece in owners if is_user_defined(piece)]
     if len(owners) > 1 and of_caller:
         kinds = " and ".join(type(piece).__name__ for _, piece in owners)
         kind = next(type(piece).__name__ for place, piece in owners if place == of_caller[0])

@@ -17,7 +17,7 @@ import scipy.sparse
 from sklearn.datasets import load_svmlight_file
 
 import sanc
-from sanc.lab import datasets, directory, own_files, parsed, runs
+from sanc.lab import datasets, directory, parsed, runs, user_files
 from sanc.lab.catalogue import DataSet, FileLayout, RemoteFile
 from tests.lab.test_damage import SPEC, interrupted, outcome
 
@@ -249,7 +249,7 @@ def test_tables_with_and_without_headers(tmp_path, tally):
         _, y = np.unique(labels, return_inverse=True)
         cases += 1
         try:
-            found = own_files.load(str(tmp_path / "table.csv"))
+            found = user_files.load(str(tmp_path / "table.csv"))
             read += 1
             if not (np.array_equal(found.X, X) and found.classes == max(y) + 1):
                 failures.append((case, kind, named, rows[:3], "other data"))
@@ -276,7 +276,7 @@ def test_mutated_files_of_users(tmp_path, tally):
             path.write_bytes(mutated(content, rng))
             cases += 1
             try:
-                found = own_files.load(str(path), "float32")
+                found = user_files.load(str(path), "float32")
                 if not np.isfinite(found.X).all() or found.X.dtype != np.float32:
                     failures.append((name, cases, "not finite"))
             except datasets.DataError as problem:

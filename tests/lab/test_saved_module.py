@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.lab import cli, own_files
+from sanc.lab import cli, user_files
 from sanc.lab.saved_module import diagnose_file, load_module
 
 
@@ -39,7 +39,7 @@ def test_the_command_prints_and_writes_the_report(files, capsys):
     printed = capsys.readouterr().out
     numbers = json.loads((folder / "out.json").read_text())
     path = folder / "model.pt"
-    report = diagnose_file(load_module(path), path, own_files.load(str(folder / "data.npz")), batch=20, seed=0)
+    report = diagnose_file(load_module(path), path, user_files.load(str(folder / "data.npz")), batch=20, seed=0)
     assert printed.split() == str(report).split() and numbers["lambda_max"] == report.lambda_max
     data = np.load(folder / "data.npz")
     order = np.random.default_rng(0).permutation(80)
@@ -51,7 +51,7 @@ def test_the_command_prints_and_writes_the_report(files, capsys):
 def test_few_rows_have_eight_batches(files):
     folder, _ = files
     path = folder / "model.pt"
-    report = diagnose_file(load_module(path), path, own_files.load(str(folder / "data.npz")), batch=None, seed=0)
+    report = diagnose_file(load_module(path), path, user_files.load(str(folder / "data.npz")), batch=None, seed=0)
     assert report.batches == 6 and report.rows == 60  # two are held out
 
 

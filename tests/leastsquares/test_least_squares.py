@@ -352,7 +352,7 @@ def test_steps_in_a_long_curved_valley_are_corrected(monkeypatch):
     points = []
     start = np.array([-5.0, 25.0])
     res = sanc.least_squares(lambda x: points.append(x) or valley(x), start, valley_jacobian)
-    monkeypatch.setattr(accelerated, "_CURVED_STEPS", np.inf)
+    monkeypatch.setattr(accelerated, "_MIN_CURVED_STEPS", np.inf)
     plain = sanc.least_squares(valley, start, valley_jacobian)
     assert res.success and plain.success and np.allclose(res.x, [5.0, 25.0])
     assert res.nfev == len(points) - 2  # without the values of the certificate
@@ -373,7 +373,7 @@ def test_steps_in_a_long_curved_valley_are_corrected_within_bounds(monkeypatch, 
 
     given = (np.array([-5.0, 25.0, 1.0]), jac, ([-np.inf, -np.inf, 1.0], [upper, np.inf, np.inf]))
     res = sanc.least_squares(fun, *given)
-    monkeypatch.setattr(accelerated, "_CURVED_STEPS", np.inf)
+    monkeypatch.setattr(accelerated, "_MIN_CURVED_STEPS", np.inf)
     plain = sanc.least_squares(fun, *given)
     end = min(upper, 5.0)
     assert res.success and plain.success and np.allclose(res.x, [end, end**2, 1.0])
@@ -387,7 +387,7 @@ def test_corrected_steps_between_wide_bounds_are_those_without_bounds():
         sanc.least_squares(
             valley, start, valley_jacobian, bounds, callback=lambda x, path=path: path.append(x.tolist())
         )
-    assert paths[0] == paths[1] and len(paths[0]) > accelerated._CURVED_STEPS
+    assert paths[0] == paths[1] and len(paths[0]) > accelerated._MIN_CURVED_STEPS
 
 
 def test_the_correction_is_that_of_the_second_derivatives():

@@ -356,7 +356,7 @@ def test_rows_are_evaluated_in_parts(model, monkeypatch):
         curve = torch.func.vmap(lambda *q: decay(torch.tensor(X), *q))(*p[k : k + 1].T)[0]
         r = weights[row] * (curve - torch.tensor(y)[row])
         torch.testing.assert_close(whole.value[k], 0.5 * r @ r)
-    monkeypatch.setattr(fit_problems, "_PART_ENTRIES", 1)
+    monkeypatch.setattr(fit_problems, "_MAX_PART_ENTRIES", 1)
     monkeypatch.setattr(fit_problems, "_MIN_PART_ROWS", 3)
     parts = problem.evaluate(p, ids)
     for name in ("value", "g", "matrix"):

@@ -12,7 +12,7 @@ from sanc.core.interrupts import interruptible
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line, shown
 
 
-def call(closure: Callable[[], Any], name: str) -> Any:
+def call_closure(closure: Callable[[], Any], name: str) -> Any:
     """Call a closure in the precision of its caller, and return what it returned."""
     with interruptible(), callers_precision():
         try:
@@ -24,7 +24,7 @@ def call(closure: Callable[[], Any], name: str) -> Any:
             ) from end
 
 
-def known_error(problem: RuntimeError) -> ArgumentError | None:
+def explained_error(problem: RuntimeError) -> ArgumentError | None:
     """Return the error for a loss that torch could not differentiate, if its cause is known."""
     if "second time" in str(problem):
         return ArgumentError(

@@ -21,7 +21,7 @@ class GradientOnlyOracle(Oracle):
     Attributes
     ----------
     do_work : callable or None
-        Returns ``work(f, ∇f, inputs)``, perhaps replayed from a CUDA graph; None: the work is called.
+        Returns ``work(f, ∇f, inputs)``, replayed from a CUDA graph where possible; None: the work is called.
     """
 
     has_values = False

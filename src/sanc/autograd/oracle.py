@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sanc.autograd import internals
 from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
-from sanc.autograd.closures import call, checked_loss, known_error
+from sanc.autograd.closures import call_closure, checked_loss, explained_error
 from sanc.autograd.generators import seed_all
 from sanc.autograd.guards import donates_buffers, uncompiled
 from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
@@ -61,7 +61,7 @@ class AutogradOracle(Oracle):
     style : str
         "backward" if closures call backward() themselves, "loss" if they do not, "gradients" if steps have no closure,
         empty before the first step.
-    fresh : bool
+    is_unused : bool
         Whether nothing was evaluated yet.
     module_calls : int
         Calls of modules in the last evaluation of a value.
@@ -82,10 +82,10 @@ class AutogradOracle(Oracle):
         self._samples: tuple[Sample, Sample, Sample] | None = None
         self._inspected = False  # whether a graph was searched for once-differentiable functions
         self.style = ""
-        self.differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
+        self.loss_differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
         self._products = True  # whether the iteration computes Hessian products
         self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
-        self.fresh = True
+        self.is_unused = True
         self.reached = [False] * len(leaves.tensors)
         self.module_calls = 0
         self.usual_module_calls = 0
@@ -108,7 +108,7 @@ class AutogradOracle(Oracle):
         self.trained_buffers: Buffers | None = None
 
     @property
-    def bound(self) -> bool:
+    def has_samples(self) -> bool:
         """Whether samples are set."""
         return self._samples is not None
 
@@ -161,7 +161,7 @@ class AutogradOracle(Oracle):
 
     def restored_buffers(self) -> RestoredBuffers:
         """Return a context that restores the buffers of modules at its end."""
-        self.fresh = False
+        self.is_unused = False
         return RestoredBuffers(self._owners)
 
     @property
@@ -194,9 +194,9 @@ class AutogradOracle(Oracle):
         try:
             total = self.forward(sample, graph=graph)
         except RuntimeError as problem:
-            if graph or self.differentiates or "does not require grad" not in str(problem):
+            if graph or self.loss_differentiates or "does not require grad" not in str(problem):
                 raise
-            self.differentiates = True  # for example a gradient penalty or a physics-informed loss
+            self.loss_differentiates = True  # for example a gradient penalty or a physics-informed loss
             total = self.forward(sample)
         self.meter.count_value(sample.size)
         return float(self.leaves.penalised(total, x))
@@ -204,7 +204,7 @@ class AutogradOracle(Oracle):
     def forward(self, sample: Sample, *, graph: bool = False) -> Tensor:
         """Return the loss of a sample at the values of the leaves, without decay, as a tensor on the device."""
         total: Any = 0.0
-        with_graph = graph or self.differentiates or self.style == "backward"
+        with_graph = graph or self.loss_differentiates or self.style == "backward"
         with self.restored_buffers() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
             for weight, closure in sample.parts:
@@ -394,7 +394,7 @@ class AutogradOracle(Oracle):
         except RuntimeError as problem:
             if create_graph and donates_buffers(problem):
                 raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
-            if cause := known_error(problem):
+            if cause := explained_error(problem):
                 raise cause from problem
             raise
 
@@ -456,7 +456,7 @@ class AutogradOracle(Oracle):
 
         The first call sets `style`: whether closures call ``backward()`` themselves. Later closures must do the same.
         """
-        loss = call(closure, name)
+        loss = call_closure(closure, name)
         called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
         self._check_style(name, called_backward)
         return checked_loss(loss, name, needs_graph=graph and not called_backward)

@@ -26,8 +26,8 @@ CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
 
-class _Test(NamedTuple):
-    """The class of a step, the next σ, and ρ."""
+class _TestOutcome(NamedTuple):
+    """The outcome of the ratio test: the class of the step, the next σ, and ρ."""
 
     verdict: Verdict
     sigma: float
@@ -87,11 +87,11 @@ class RatioTest(Piece):
             decision = _with_next_gradient(here, decision, test.verdict)
         return decision
 
-    def _test(self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0) -> _Test:
+    def _test(self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0) -> _TestOutcome:
         """Return the outcome of the ratio test."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
         tested = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
-        return _Test(verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding))
+        return _TestOutcome(verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding))
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
@@ -148,7 +148,7 @@ def is_within_cancellation(actual: float, predicted: float, term_size: float, ep
 
 
 def _accepted(
-    test: _Test, step: CubicStep, trial: Vector, trial_value: float, *, note: str, trials: int = 1
+    test: _TestOutcome, step: CubicStep, trial: Vector, trial_value: float, *, note: str, trials: int = 1
 ) -> Decision:
     """Return the decision with the trial point as the next point."""
     branch = Branch.VERY_SUCCESSFUL if test.verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL

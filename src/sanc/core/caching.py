@@ -13,7 +13,7 @@ from sanc.errors import ArgumentTypeError, shown
 
 T = TypeVar("T")
 
-MAX_REMEMBERED_POINTS = 4
+MAX_CACHED_POINTS = 4
 """Points of a face, or of a change of variables, whose full vectors are remembered: x, a trial point, an escape point,
 and one more."""
 

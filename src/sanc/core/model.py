@@ -27,7 +27,7 @@ _TEST_DIVISOR, _MIN_TEST_INTERVAL = 5, 8
 """The next stopping test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
 _PREDICTION_FACTOR = 2.0
 """The test is made if the predicted ‖∇m‖ is below this many tolerances."""
-TOLERANCE_SHARE = 0.5
+TOLERANCE_FRACTION = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
 
@@ -399,7 +399,7 @@ def forcing_tolerance(here: Point) -> float:
     """Return the tolerance on ‖∇m‖ of an inexact Newton step."""
     norm, last_norm = here.grad_norm, here.state.last_grad_norm
     reduction = norm / last_norm if last_norm > 0.0 else 1.0
-    return max(min(MAX_FORCING_TERM, reduction) * norm, TOLERANCE_SHARE * here.tol)
+    return max(min(MAX_FORCING_TERM, reduction) * norm, TOLERANCE_FRACTION * here.tol)
 
 
 def _inaccurate_multiplier(
@@ -437,7 +437,7 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     if not model.uses_forcing_term:
         return tolerance
     forcing_bound = step_norm / step_scale_at(units.length_scale, here.x_norm) * here.grad_norm
-    return min(tolerance, max(forcing_bound, TOLERANCE_SHARE * here.tol))
+    return min(tolerance, max(forcing_bound, TOLERANCE_FRACTION * here.tol))
 
 
 def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimit:

@@ -115,7 +115,7 @@ class Oracle(Embedding, ABC):
         Whether it evaluates values and products, and not gradients only.
     parameters : vector or None
         Without values: the parameters as the caller left them, at the point of the gradient.
-    gradient_of_caller : bool
+    has_user_gradient : bool
         Whether its gradient is a function of the caller, which may be inconsistent with f.
     differenced_gradient : bool
         Whether its gradient is a difference of values, with a truncation error.
@@ -134,7 +134,7 @@ class Oracle(Embedding, ABC):
     hvp: str = ""
     has_values: bool = True
     parameters: Any = None
-    gradient_of_caller: bool = False
+    has_user_gradient: bool = False
     differenced_gradient: bool = False
     convex: bool = False
     has_matrix: bool = False
@@ -197,7 +197,7 @@ class Oracle(Embedding, ABC):
         return Lanczos(operator, start, self.space, **options)
 
     def norm(self, v: Vector) -> float:
-        """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
+        """Return ‖v‖ of a point or gradient of this oracle, cached if it was transferred to the host before."""
         return self.space.norm(v)
 
     def gradient_error(self, x: Vector) -> float:
@@ -254,7 +254,7 @@ class WrappedOracle(Oracle):
     def __init__(self, inner: Oracle, space: Space) -> None:
         self.inner, self.space = inner, space
         self.exact, self.hvp, self.has_values = inner.exact, inner.hvp, inner.has_values
-        self.gradient_of_caller, self.differenced_gradient = inner.gradient_of_caller, inner.differenced_gradient
+        self.has_user_gradient, self.differenced_gradient = inner.has_user_gradient, inner.differenced_gradient
         self.convex = inner.convex
 
     @property

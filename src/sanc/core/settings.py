@@ -52,7 +52,7 @@ class Piece:
         return {}
 
 
-def is_of_caller(piece: object) -> bool:
+def is_user_defined(piece: object) -> bool:
     """Whether the class of a piece is not of this package."""
     return not type(piece).__module__.startswith("sanc.")
 

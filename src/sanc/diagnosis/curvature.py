@@ -18,7 +18,7 @@ from sanc.errors import NonFiniteError, SecondDerivativeError, require_fraction,
 
 _CONTRADICTING_ERRORS = 10.0
 """Differences of gradients contradict a product if they differ from it by more than this many times their error."""
-_ASYMMETRIC = (
+_ASYMMETRY_WARNING = (
     "Hessian products are not symmetric: an operator in the loss has wrong second derivatives. Pass "
     'hvp="finite-difference", which needs first derivatives only.'
 )
@@ -124,7 +124,7 @@ def _find_extremes(
     extremes = find()
     if extremes.ritz_error != math.inf or not _differences_contradict(network, extremes, settings.seed):
         return extremes, 0
-    network.oracle.fall_back(SecondDerivativeError(_ASYMMETRIC))
+    network.oracle.fall_back(SecondDerivativeError(_ASYMMETRY_WARNING))
     extremes.operator.release()
     return find(), extremes.products
 

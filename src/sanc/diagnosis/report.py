@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sanc.core.space import Floats
-from sanc.errors import ArgumentTypeError, missing_attribute, shown
+from sanc.errors import TERMINAL_WIDTH, ArgumentTypeError, missing_attribute, shown
 
-_SCREEN_WIDTH = 80
-"""Characters of a line."""
 _MIN_DRAWN_DENSITY = 1e-6
 """Smallest density that is drawn, relative to the largest."""
 _MIN_KERNEL_WIDTH = 1e-12
@@ -218,9 +216,9 @@ class Report:
         width = max(map(len, lines))
         rows: list[str] = []
         for name, text in lines.items():
-            first, *others = textwrap.wrap(text, _SCREEN_WIDTH - width - 2)
+            first, *others = textwrap.wrap(text, TERMINAL_WIDTH - width - 2)
             rows += [f"{name:>{width}}: {first}", *(" " * (width + 2) + other for other in others)]
-        return "\n".join([*textwrap.wrap(self.interpretation, _SCREEN_WIDTH), "", *rows])
+        return "\n".join([*textwrap.wrap(self.interpretation, TERMINAL_WIDTH), "", *rows])
 
     def plot(self, figure: Any = None) -> Any:
         """Draw the spectral density and the loss along the extreme eigenvectors; return the figure of Matplotlib."""

@@ -46,7 +46,7 @@ class DifferenceOracle(CallableOracle):
     Hessian products are differences of these gradients, with a step that balances the error of the gradients.
     """
 
-    gradient_of_caller = False
+    has_user_gradient = False
 
     def __init__(self, fun: Callable[..., Any], x0: Any, *, scheme: Scheme, args: tuple[Any, ...] = ()) -> None:
         if scheme == "cs" and isinstance(x0, Tensor):

@@ -30,7 +30,7 @@ class CallableOracle(Oracle):
     gradients. The points have the shape, type and device of `x0`.
     """
 
-    exact = gradient_of_caller = True
+    exact = has_user_gradient = True
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ class CapturedOracle(AutogradOracle):
         with UndoneDraws(self.leaves.device) as undone:
             inner.gradient(self._point)
             inner.evaluate(self._point, inner.samples[2])
-        self.differentiates = inner.differentiates
+        self.loss_differentiates = inner.loss_differentiates
         if undone.draws:
             raise NotRecordableError("the loss draws random numbers (dropout?), which a recording would repeat")
 

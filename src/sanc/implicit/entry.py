@@ -32,7 +32,7 @@ from sanc.sums.linear import FiniteSum
 
 ON_SINGULAR = ("raise", "warn", "pinv")
 """What to do if a minimum has no reliable derivative."""
-_UNSUITABLE = {
+_REJECTED_ARGUMENTS = {
     "args": "theta holds the further arguments",
     "jac": "torch differentiates fun",
     "hess": "torch differentiates fun",
@@ -159,8 +159,8 @@ def argmin(
     require_bool("details", details)
     _check_function(fun)
     for name, value in options.items():
-        if name in _UNSUITABLE:
-            raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_UNSUITABLE[name]}; leave it out.")
+        if name in _REJECTED_ARGUMENTS:
+            raise ArgumentError(f"{name} = {shown(value)} cannot be used: {_REJECTED_ARGUMENTS[name]}; leave it out.")
     passed_on: dict[str, Any] = {**options} if bounds is None else {**options, "bounds": bounds}
     solve_options = SolveOptions(on_singular, rtol, confidence, max_products, options.get("seed", 0))
     problem: ImplicitProblem

@@ -28,9 +28,9 @@ _DEGENERATE_CHANGE = 0.1
 
 At a regular minimum it is of the order of the step. At the minimum of x⁴ it is 5/9 at any distance.
 """
-ONE_SIDED = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
+ONE_SIDED_PROBLEM = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
 """Why a minimum with weakly active bounds cannot be differentiated."""
-NOT_FINITE = "a Hessian product at it is not finite"
+NOT_FINITE_PROBLEM = "a Hessian product at it is not finite"
 """Why a minimum without a finite Hessian cannot be differentiated."""
 
 
@@ -96,7 +96,7 @@ def examine(
     if examined.problem:
         return examined
     examined = _after_newton_step(oracle, examined, options)
-    if examined.problem in (ONE_SIDED, NOT_FINITE):
+    if examined.problem in (ONE_SIDED_PROBLEM, NOT_FINITE_PROBLEM):
         return examined
     kink = find_kink(oracle, examined.x, examined.curvature.norm, options.seed)
     return replace(examined, problem=kink or examined.problem)
@@ -116,7 +116,7 @@ def _curvature(
     )
     certificate, problem = curvature.certificate, ""
     if math.isnan(certificate.lambda_min):
-        problem = NOT_FINITE
+        problem = NOT_FINITE_PROBLEM
     elif options.pinv:
         # Along directions that count as zero the run leaves curvature of either sign.
         cutoff = oracle.space.eps**CUTOFF_EXPONENT * curvature.norm
@@ -128,7 +128,7 @@ def _curvature(
     tolerance = gradient_tolerance if math.isfinite(gradient_tolerance) else certificate.grad_norm
     margin = tolerance / curvature.norm if curvature.norm > 0.0 else 0.0
     if has_weak_bounds(result) or _reaches_bound(oracle, x, margin):
-        problem = ONE_SIDED
+        problem = ONE_SIDED_PROBLEM
     return Examination(x, curvature, certificate.grad_norm, problem)
 
 
@@ -163,12 +163,12 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         before.release()
         new_x = x - step
         if _reaches_bound(oracle, new_x):
-            return replace(examined, problem=ONE_SIDED)
+            return replace(examined, problem=ONE_SIDED_PROBLEM)
         after = oracle.hessian(new_x)
         change_norm, image_norm = space.norm(after(step) - image), space.norm(image)
         after.release()
     except NonFiniteProductError:
-        return replace(examined, problem=NOT_FINITE)
+        return replace(examined, problem=NOT_FINITE_PROBLEM)
     hessian_change, problem = change_norm / image_norm if image_norm > 0.0 else 0.0, ""
     _, new_g = oracle.gradient(new_x)
     ratio = space.norm(new_g) / space.norm(g)

@@ -17,7 +17,7 @@ from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.derivatives import norm_of
-from sanc.implicit.examination import NOT_FINITE, ONE_SIDED, SolveOptions, examine, solve_with
+from sanc.implicit.examination import NOT_FINITE_PROBLEM, ONE_SIDED_PROBLEM, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.smallest_eigenvalue import GradientOf
@@ -124,7 +124,7 @@ class DifferentiableMinimum:
         """Raise or warn if the minimum cannot be differentiated."""
         problem = self.solution.problem
         if problem:
-            remedy = _BOUND_REMEDY if problem == ONE_SIDED else _REMEDY
+            remedy = _BOUND_REMEDY if problem == ONE_SIDED_PROBLEM else _REMEDY
             report_singular(f"{problem} ({self._curvature()})", self.options.on_singular, remedy)
 
     def _curvature(self) -> str:
@@ -144,8 +144,8 @@ class DifferentiableMinimum:
                 )
             except NonFiniteProductError as problem:
                 raise SingularMinimumError(
-                    f"the minimum cannot be differentiated: {NOT_FINITE}. Pass another x0, or a function with a finite "
-                    "Hessian."
+                    f"the minimum cannot be differentiated: {NOT_FINITE_PROBLEM}. Pass another x0, or a function "
+                    "with a finite Hessian."
                 ) from problem
         error = solution.error + examined.x_error
         norm_v = self.space.norm(solution.v)

@@ -63,10 +63,12 @@ class ImplicitProblem:
             )
         self.transformed = is_transformed(self.theta)
         # The indices of the parameters that derivatives are asked for.
-        self._chosen = [i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)]
+        self._differentiated = [
+            i for i, tensor in enumerate(self.theta) if self.transformed or _is_differentiated(tensor)
+        ]
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
-        self._solved: DifferentiableMinimum | None = None
+        self._last_solved: DifferentiableMinimum | None = None
         self._next_index = 0  # index of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -90,10 +92,10 @@ class ImplicitProblem:
     def minimise(self, theta: tuple[Tensor, ...]) -> Tensor:
         """Return the flat minimum for these parameters; raise or warn if it cannot be differentiated."""
         theta = tuple(tensor.detach() for tensor in theta)
-        if self._chosen:
+        if self._differentiated:
             self._check_captured(theta)
-        result = self._run(self._x0, theta, certify=not self._chosen)
-        if not self._chosen:
+        result = self._run(self._x0, theta, certify=not self._differentiated)
+        if not self._differentiated:
             self.solutions.append(Solution(result, result.certificate, self.gradient_norm(result)))
             return self._flat(result.x)
         minimum = self._minimum(result, theta)
@@ -109,7 +111,7 @@ class ImplicitProblem:
         if minimum.differenced_products:
             return
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
-        products = MixedProducts(self.value, minimum.x, theta, self._chosen)
+        products = MixedProducts(self.value, minimum.x, theta, self._differentiated)
         minimum.mixed = examine_mixed(products, names, minimum.inverse)
         if problem := minimum.mixed.problem:
             remedy = (
@@ -234,8 +236,8 @@ class ImplicitProblem:
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
             ) from problem
-        self._solved = self._minimum_at(x, theta)
-        return self._solved.solve(u)
+        self._last_solved = self._minimum_at(x, theta)
+        return self._last_solved.solve(u)
 
     def report_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
         """Report the error of the products with the parts of M, where `v` is the last solution.
@@ -243,8 +245,8 @@ class ImplicitProblem:
         Inside a transform of torch.func the numbers are not known.
         """
         if not self.transformed and not is_transformed([v, *products]):
-            assert self._solved is not None
-            self._solved.report_derivative(v, needed, products)
+            assert self._last_solved is not None
+            self._last_solved.report_derivative(v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""

@@ -262,12 +262,12 @@ def run(
     seed: Seed = None,
 ) -> None:
     """Run any combination of problem, data set or data file, methods and options, also from a TOML file."""
-    from sanc.lab import experiments, own_files, study
+    from sanc.lab import experiments, study, user_files
 
     if file is not None:
-        if not own_files.is_file(str(file)):
+        if not user_files.is_file(str(file)):
             raise ArgumentError(
-                f"file = {str(file)!r} is not a data file: pass one that ends in {', '.join(own_files.SUFFIXES)}, or "
+                f"file = {str(file)!r} is not a data file: pass one that ends in {', '.join(user_files.SUFFIXES)}, or "
                 "a data set by its name with --data."
             )
         if str(context.get_parameter_source("data")).endswith("COMMANDLINE") or config is not None:
@@ -362,13 +362,13 @@ def diagnose(
     numbers: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
 ) -> None:
     """Measure whether a saved classifier is trained, stuck or at a saddle, in evaluation mode, on rows of a file."""
-    from sanc.lab import own_files
+    from sanc.lab import user_files
     from sanc.lab.saved_module import diagnose_file, load_module
 
     options = {"max_products": max_products, "max_time": max_time, "seed": seed, "progress": console.is_terminal}
     network = load_module(module)
-    loaded = own_files.load(str(data), label=label)
-    if note := own_files.label_note(loaded):
+    loaded = user_files.load(str(data), label=label)
+    if note := user_files.label_note(loaded):
         console.print(note, soft_wrap=True, markup=False)
     found = diagnose_file(network, module, loaded, batch=batch, **options)
     console.print(str(found), markup=False)

@@ -27,7 +27,7 @@ MIN_MARGIN, MAX_MARGIN = 1e-5, 1e-2
 """Bounds on that distance, as shares of the decrease from the start to the best loss: at most five decades are drawn,
 and f* is not visibly below the best loss."""
 
-_DECADES_RATIO = 30
+_LOG_AXIS_RATIO = 30
 """First over least mean loss from which the axis is logarithmic: one and a half decades."""
 
 _SMOOTHING_WIDTH = 0.025
@@ -165,7 +165,7 @@ def bounds(curves: Iterable[Curve], star: float, log: bool) -> tuple[float, floa
 def falls_over_decades(curves: Iterable[Curve]) -> bool:
     """Return whether a mean loss falls so far that a linear axis would show little but its first steps."""
     drawn = [mean[np.isfinite(mean)] for _, mean, _, _ in curves]
-    return any(len(mean) > 0 and 0 < mean.min() <= mean[0] / _DECADES_RATIO for mean in drawn) and all(
+    return any(len(mean) > 0 and 0 < mean.min() <= mean[0] / _LOG_AXIS_RATIO for mean in drawn) and all(
         len(mean) == 0 or mean.min() > 0 for mean in drawn
     )
 

@@ -49,7 +49,9 @@ SETTINGS: dict[str, tuple[str, Variant]] = {
 }
 """The methods, with a description of their settings."""
 
-_SHORT = dict(zip(BRANCHES, ("very", "succ.", "uncond.", "averaged", "curv.", "grad.", "stayed"), strict=True))
+_SHORT_BRANCH_NAMES = dict(
+    zip(BRANCHES, ("very", "succ.", "uncond.", "averaged", "curv.", "grad.", "stayed"), strict=True)
+)
 """Short names of the branches, for the columns of the table."""
 
 
@@ -126,7 +128,7 @@ def branch_table(found: Sequence[RunTrace]) -> Table:
     counts = {run.method: Counter(run.columns["branch"][1:]) for run in found}
     used = [branch for branch in BRANCHES if any(count[branch] for count in counts.values())]
     for branch in used:
-        result.add_column(_SHORT[branch], justify="right", no_wrap=True)
+        result.add_column(_SHORT_BRANCH_NAMES[branch], justify="right", no_wrap=True)
     for run in found:
         style = style_of(run.method)
         cells = (str(counts[run.method][branch] or "·") for branch in used)

@@ -16,7 +16,7 @@ import torch
 
 import sanc
 from sanc import ArgumentError
-from sanc.lab import datasets, models, own_files
+from sanc.lab import datasets, models, user_files
 from sanc.lab.directory import Journal, finished, reserved
 from sanc.lab.experiments import USER_FIGURE, Panel, RunSpec, Variant, setting_names
 
@@ -62,8 +62,8 @@ def load_data(
     label: str | None = None,
 ) -> datasets.Loaded:
     """Load a data set of the catalogue, one of scikit-learn, or a file of the user, perhaps with scaled columns."""
-    if own_files.is_file(name):
-        return own_files.load(name, dtype, standardise=standardise, label=label)
+    if user_files.is_file(name):
+        return user_files.load(name, dtype, standardise=standardise, label=label)
     if standardise or label is not None:
         option = "--standardise" if standardise else f"--label {label!r}"
         raise ArgumentError(f"{option} cannot be used with the data set {name!r}: it is for a data file.")

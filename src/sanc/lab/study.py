@@ -16,7 +16,7 @@ from rich.table import Table
 
 import sanc
 from sanc.errors import one_of
-from sanc.lab import claims, cluster, datasets, experiments, own_files, peers, runs, summary, traces
+from sanc.lab import claims, cluster, datasets, experiments, peers, runs, summary, traces, user_files
 from sanc.lab.curves import results
 from sanc.lab.directory import finished, require_same_config, write_json
 from sanc.lab.experiments import USER_FIGURE, Panel
@@ -39,7 +39,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
         if not isinstance(given[key], kind):
             raise sanc.ArgumentError(f"{key} = {given[key]!r} cannot be used: pass a {kind.__name__}.")
     data = given["data"]
-    if own_files.is_file(data):
+    if user_files.is_file(data):
         data = str(Path(data).expanduser().resolve())
     else:
         one_of("data", data, (*datasets.CATALOGUE, *datasets.BUNDLED))
@@ -63,7 +63,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise sanc.ArgumentError(f"--name {name!r} cannot be used: use letters, digits, '.', '_' and '-' only.")
     for key in ("standardise", "label"):
-        if given.get(key) and not own_files.is_file(data):
+        if given.get(key) and not user_files.is_file(data):
             raise sanc.ArgumentError(f"--{key} cannot be used with the data set {data!r}: it is for a data file.")
     penalty: Any = one_of("--penalty", given.get("penalty") or "nonconvex", ("nonconvex", "l2"))
     if given.get("penalty") and problem != "logistic":
@@ -128,7 +128,7 @@ class Study:
     def _compare_with_peers(self, panels: list[Panel]) -> None:
         """Print the fits of L-BFGS and Adam to the files of the user, with the same objective, start and budget."""
         for panel in panels:
-            if panel.network or not own_files.is_file(panel.data):
+            if panel.network or not user_files.is_file(panel.data):
                 continue
             loaded = runs.load_panel(panel, self.data_dir)
             problem = runs.problem_of(panel, loaded)
@@ -163,15 +163,15 @@ class Study:
                     )
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64", **options)
             except sanc.SancError as problem:
-                if own_files.is_file(panel.data):
+                if user_files.is_file(panel.data):
                     raise
                 skipped[panel.name] = str(problem)
                 self.console.print(f"[yellow]Skipping {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)
-            if panel.figure == USER_FIGURE and own_files.is_file(panel.data):
-                for note in filter(None, (own_files.label_note(loaded), own_files.scale_hint(loaded.X))):
+            if panel.figure == USER_FIGURE and user_files.is_file(panel.data):
+                for note in filter(None, (user_files.label_note(loaded), user_files.scale_hint(loaded.X))):
                     self.console.print(note, soft_wrap=True, markup=False)
             n, dim = runs.check_panel(panel, loaded, self.preset)
             for spec in experiments.specs([panel], self.runs, self.preset, self.device):

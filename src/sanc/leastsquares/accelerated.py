@@ -29,7 +29,7 @@ MAX_CORRECTION = 0.75
 """Largest ‖a‖/‖s‖; beyond it the expansion is not reliable, and s is tried alone (Transtrum and Sethna 2012)."""
 _STRAIGHT_RHO = 0.9
 """ρ below which the residuals are curved along a step, if no step was rejected before."""
-_CURVED_STEPS = 6
+_MIN_CURVED_STEPS = 6
 """Steps along which the residuals are curved before further ones are corrected: a short run needs no correction.
 
 1, 3 and 6 have nearly the same evaluations on the development half; see docs/results/least-squares.md.
@@ -130,7 +130,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
 
     At a stationary point and without a step it is the same subspace.
     """
-    is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _CURVED_STEPS
+    is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _MIN_CURVED_STEPS
     if not is_curved or subspace.step is None or here.start is not None:
         return subspace
     oracle, z, _, scale_of_f = residual_parts(here)

@@ -39,7 +39,7 @@ from sanc.options import CurveFitOptions
 
 _DEFAULT_RESTARTS = 3
 """Number of other rows from whose parameters a row is fitted again, by default."""
-_ONE_NUMBER = ("to Python scalar", "converted to Scalar", "is ambiguous")
+_SCALAR_ERRORS = ("to Python scalar", "converted to Scalar", "is ambiguous")
 """Words of the errors of NumPy and torch for an array where one number is needed."""
 
 
@@ -213,7 +213,7 @@ class _Curve:
         try:
             return self.f(self.xdata, *p)
         except (TypeError, ValueError, RuntimeError) as problem:
-            if any(words in str(problem) for words in _ONE_NUMBER):
+            if any(words in str(problem) for words in _SCALAR_ERRORS):
                 raise ArgumentTypeError(
                     f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
                     "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.bounded.bounds import Box
-from sanc.core.caching import RecentCache
+from sanc.core.caching import MAX_CACHED_POINTS, RecentCache
 from sanc.core.meter import Meter
 from sanc.core.oracle import Eigenbasis, Operator
 from sanc.core.space import ROUNDING_ERRORS, Floats
@@ -33,8 +33,6 @@ from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.leastsquares.variables import ROUNDED_EXPONENT, Variables, exponent_limit
 
-_MAX_CACHED_POINTS = 4
-"""Points whose residuals are kept: x, the trial point, an escape point, and one more."""
 _OFFSET_FACTOR, _MAX_OFFSET = 30.0, 3e-7
 """Tolerance on the offset, relative to that on the gradient norm, and its largest value, relative to ‖w‖.
 
@@ -71,7 +69,7 @@ class ResidualOracle(CallableOracle):
         super().__init__(residuals, x0, jac=residuals)
         self.residuals, self.loss, self.tol = residuals, loss, tol
         self.noise = residuals.noise(self.space.eps)
-        self.gradient_of_caller = callable(residuals.jac)
+        self.has_user_gradient = callable(residuals.jac)
         if residuals.is_automatic:
             self.hessp = self._whole_product
             self.hvp = "double-backward"
@@ -81,12 +79,13 @@ class ResidualOracle(CallableOracle):
         self.column_limits: Any = np.zeros(len(x0))
         self.term = SecondOrderTerm(len(x0), residuals.network is None)
         self.uses_whole_hessian = False
-        self._evaluations: dict[bytes, ResidualEvaluation] = {}
-        self._known: RecentCache[ResidualEvaluation] = RecentCache(_MAX_CACHED_POINTS)
-        self._last: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
-        self._basis: tuple[ResidualEvaluation, Any, Eigenbasis, float] | None = None
-        self._second: tuple[ResidualEvaluation, Any] | None = None
-        self._matrix: tuple[ResidualEvaluation, Any, Floats, float] | None = None
+        # By content, for equal points in different vectors; by identity, which takes less time.
+        self._by_content: dict[bytes, ResidualEvaluation] = {}
+        self._by_vector: RecentCache[ResidualEvaluation] = RecentCache(MAX_CACHED_POINTS)
+        self._last_lookup: tuple[Any, Any] = None, None  # the last point of a call, and its evaluation
+        self._model_basis: tuple[ResidualEvaluation, Any, Eigenbasis, float] | None = None
+        self._second_order_product: tuple[ResidualEvaluation, Any] | None = None
+        self._whole_matrix: tuple[ResidualEvaluation, Any, Floats, float] | None = None
 
     # The counters count calls of the functions of the caller.
 
@@ -104,33 +103,33 @@ class ResidualOracle(CallableOracle):
 
     @property
     def scale(self) -> Any:
-        """d, if the variables are scaled ones."""
+        """The scales d of the variables, if A is diagonal."""
         assert self.variables.is_diagonal
         return self.variables.matrix
 
     def unscaled(self, z: Any) -> Any:
-        """Return x."""
+        """Return the caller's variables x = Az of a point or step z."""
         return self.variables.original(z)
 
     def scaled(self, x: Any) -> Any:
-        """Return z."""
-        return self.variables.of(x)
+        """Return the run's variables z = A⁻¹x of a point or step x."""
+        return self.variables.from_original(x)
 
     def evaluation(self, z: Any) -> ResidualEvaluation:
         """Return the residuals at a point, evaluated once."""
-        if self._last[0] is not z:
-            self._last = z, self._known.get(z, self._find)
-        evaluation: ResidualEvaluation = self._last[1]
+        if self._last_lookup[0] is not z:
+            self._last_lookup = z, self._by_vector.get(z, self._evaluate_once)
+        evaluation: ResidualEvaluation = self._last_lookup[1]
         return evaluation
 
-    def _find(self, z: Any) -> ResidualEvaluation:
+    def _evaluate_once(self, z: Any) -> ResidualEvaluation:
         """Return the evaluation at an equal point, or a new one."""
         x = self.unscaled(z)
         key = x.tobytes()
-        evaluation = self._evaluations.pop(key, None) or self._evaluate_residuals(x)
-        self._evaluations[key] = evaluation
-        while len(self._evaluations) > _MAX_CACHED_POINTS:
-            del self._evaluations[next(iter(self._evaluations))]
+        evaluation = self._by_content.pop(key, None) or self._evaluate_residuals(x)
+        self._by_content[key] = evaluation
+        while len(self._by_content) > MAX_CACHED_POINTS:
+            del self._by_content[next(iter(self._by_content))]
         return evaluation
 
     def _evaluate_residuals(self, x: Floats) -> ResidualEvaluation:
@@ -142,7 +141,7 @@ class ResidualOracle(CallableOracle):
         """Return the residuals and the Jacobian at a point."""
         evaluation = self.evaluation(z)
         if evaluation.jacobian is None:
-            for other in self._evaluations.values():
+            for other in self._by_content.values():
                 if isinstance(other.jacobian, JacobianMatrix):  # a large one; its gradient stays cached
                     other.jacobian = None
             evaluation.jacobian = self.residuals.jacobian(evaluation.x, evaluation.r)
@@ -166,7 +165,7 @@ class ResidualOracle(CallableOracle):
         return g
 
     def is_cached(self, z: Any) -> tuple[bool, bool]:
-        if z is not self._last[0] and z not in self._known:
+        if z is not self._last_lookup[0] and z not in self._by_vector:
             return False, False
         return True, self.evaluation(z).jacobian is not None
 
@@ -194,9 +193,13 @@ class ResidualOracle(CallableOracle):
         evaluation = self.with_jacobian(z)
         if not evaluation.is_dense or len(evaluation.x) > _MAX_MATRIX_VARIABLES:
             return None
-        if self._matrix is None or self._matrix[0] is not evaluation or self._matrix[1] is not self.variables:
-            self._matrix = evaluation, self.variables, *_WholeOperator(self, z).columns()
-        return self._matrix[2:]
+        if (
+            self._whole_matrix is None
+            or self._whole_matrix[0] is not evaluation
+            or self._whole_matrix[1] is not self.variables
+        ):
+            self._whole_matrix = evaluation, self.variables, *_WholeOperator(self, z).columns()
+        return self._whole_matrix[2:]
 
     def eigenbasis(self, z: Any, free_indices: Any = None) -> Eigenbasis | None:
         evaluation = self.with_jacobian(z)
@@ -211,9 +214,9 @@ class ResidualOracle(CallableOracle):
     def _model(self, evaluation: ResidualEvaluation, free_indices: Any) -> tuple[Eigenbasis, float]:
         """Return the eigenbasis of the model at a point, and its offset, computed once."""
         key = None if free_indices is None else free_indices.tobytes()
-        if self._basis is None or self._basis[0] is not evaluation or self._basis[1] != key:
-            self._basis = evaluation, key, *decompose(evaluation, self.variables, self.term, free_indices)
-        return self._basis[2:]
+        if self._model_basis is None or self._model_basis[0] is not evaluation or self._model_basis[1] != key:
+            self._model_basis = evaluation, key, *decompose(evaluation, self.variables, self.term, free_indices)
+        return self._model_basis[2:]
 
     def offset_tolerance(self, z: Any, free_indices: Any) -> float:
         """Return a tolerance on ‖∇f‖ at a point from which the model predicts no worthwhile decrease; elsewhere 0.
@@ -238,17 +241,22 @@ class ResidualOracle(CallableOracle):
     def update_term(self, before: ResidualEvaluation, after: ResidualEvaluation) -> None:
         """Measure the step between two points, and decide whether the next model has the second-order term."""
         self.term.update(before, after, self.variables)
-        self._basis = None
+        self._model_basis = None
 
     def _whole_product(self, z: Any, v: Any) -> Floats:
         """Return the product with the whole Hessian, of automatic differentiation."""
         evaluation = self.with_jacobian(z)
-        if self._second is None or self._second[0] is not evaluation:
-            self._second = evaluation, self.residuals.second_order_product(evaluation.x, evaluation.terms.weighted)
+        if self._second_order_product is None or self._second_order_product[0] is not evaluation:
+            self._second_order_product = (
+                evaluation,
+                self.residuals.second_order_product(evaluation.x, evaluation.terms.weighted),
+            )
         moved = self.unscaled(v)
         change = evaluation.jacobian @ moved
         weights = evaluation.terms.weights
-        product = evaluation.transposed(change if weights is None else weights * change) + self._second[1](moved)
+        product = evaluation.transposed(change if weights is None else weights * change) + self._second_order_product[
+            1
+        ](moved)
         return self.variables.gradient(product)  # type: ignore[no-any-return]
 
     def tolerance(self, z: Any) -> float:
@@ -303,7 +311,11 @@ class ResidualOracle(CallableOracle):
         """Return this oracle in the variables of `column_variables` at a point, and the point in them."""
         evaluation, oracle = self.with_jacobian(z), copy(self)
         oracle.variables = self.column_variables(evaluation)
-        oracle._known, oracle._last, oracle._basis = RecentCache(_MAX_CACHED_POINTS), (None, None), None
+        oracle._by_vector, oracle._last_lookup, oracle._model_basis = (
+            RecentCache(MAX_CACHED_POINTS),
+            (None, None),
+            None,
+        )
         if oracle.hessp is not None:
             oracle.hessp = oracle._whole_product
         return oracle, oracle.scaled(evaluation.x)
@@ -321,9 +333,9 @@ class ResidualOracle(CallableOracle):
         old, self.variables = self.scale, Variables(self._scale_of(exponents))
         self.column_limits = np.exp2(exponents + ROUNDED_EXPONENT)
         self.term.rescale(self.scale / old)
-        self._known.clear()
-        self._last = None, None
-        self._basis = None
+        self._by_vector.clear()
+        self._last_lookup = None, None
+        self._model_basis = None
         if box is None:
             return None
         ratio = box.lower.new_tensor(old / self.scale)

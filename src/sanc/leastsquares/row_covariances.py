@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sanc.leastsquares.rows import FitProblem
 
-_ILL_CONDITIONED = 1e-10
+_MIN_EIGENVALUE_RATIO = 1e-10
 """Ratio of eigenvalues of JᵀJ below which the covariance is computed from singular values of J."""
 
 
@@ -42,7 +42,7 @@ def _inverses(matrix: Tensor) -> tuple[Tensor, Tensor]:
     factor, failed = torch.linalg.cholesky_ex(torch.where(finite[:, None, None], scaled, 0.0))
     inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], factor, 1.0))
     largest = torch.linalg.matrix_norm(inverse)  # at least 1/λ, where λ is the smallest eigenvalue of the matrix
-    determined = finite & (failed == 0) & (largest * _ILL_CONDITIONED < 1.0 / matrix.shape[1])
+    determined = finite & (failed == 0) & (largest * _MIN_EIGENVALUE_RATIO < 1.0 / matrix.shape[1])
     return inverse * scale, determined
 
 

@@ -41,7 +41,7 @@ _MAX_REFITS = 2
 _CANDIDATE_COUNTS = (32, 512)
 """Parameters of other rows among which a start of a poor fit is chosen, by the lowest cost: the least and the most. The
 second time, when fewer rows are left, there are as many evaluations as the first time."""
-_FIRST_TRIALS = 12
+_MAX_FIRST_TRIALS = 12
 """Trial points of a row before it is fitted from other parameters: twice what a fit from a sensible start needs."""
 _TRIALS_PER_PARAMETER = 200
 """Trial points of a row, for each parameter and one more: the limit of MINPACK, which `curve_fit` of SciPy uses."""
@@ -183,7 +183,7 @@ class _RowFits:
         With restarts, the trial points of a row are limited at first, so that no row waits for one that needs
         many. Those that did not end go on beside the fits from other parameters, and at last alone.
         """
-        first, later = (_FIRST_TRIALS, 2 * _FIRST_TRIALS) if restarts else (math.inf, math.inf)
+        first, later = (_MAX_FIRST_TRIALS, 2 * _MAX_FIRST_TRIALS) if restarts else (math.inf, math.inf)
         self._run.run(start, self.lower, self.upper, max_trials=first)
         self._collect()
         generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0

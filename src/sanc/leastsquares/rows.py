@@ -24,16 +24,16 @@ from sanc.many.algebra import gram, multiply
 from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
 
-_HESSIAN_SHARE = 0.5
+_MIN_HESSIAN_FRACTION = 0.5
 """The whole Hessian is used if the curvature of its second-order term along the last step is at least this fraction of
 Gauss–Newton's. It costs about as much as four Jacobians, and without it fits with large residuals converge slowly."""
 
 _GAUSS_NEWTON_ITERATIONS = 5
 """Iterations without the whole Hessian: with small residuals a fit from a sensible start needs about as many."""
 
-_PART_ENTRIES = 2**19
+_MAX_PART_ENTRIES = 2**19
 """Entries of the Jacobians of the rows that are evaluated at a time on a CPU: 4 MB in float64, which caches hold."""
-_PART_ENTRIES_ON_GPU = 2**27
+_MAX_GPU_PART_ENTRIES = 2**27
 """The same on a GPU: 1 GB in float64, so that the arithmetic of an operator takes longer than its launch."""
 _MIN_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
@@ -85,7 +85,7 @@ class FitProblem(RowProblem):
 
         On a CPU the numbers of a part stay in its caches.
         """
-        entries = _PART_ENTRIES_ON_GPU if x.device.type == "cuda" else _PART_ENTRIES
+        entries = _MAX_GPU_PART_ENTRIES if x.device.type == "cuda" else _MAX_PART_ENTRIES
         rows = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
         count = max(1, math.ceil(len(x) / rows))
         parts = zip(torch.chunk(x, count), torch.chunk(self.data_rows[ids], count), strict=True)
@@ -165,7 +165,7 @@ class FitProblem(RowProblem):
         step = (point.x - before.x).double()
         model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
         second = (step * (point.g - before.g)).sum(1) - model
-        indices = torch.nonzero(late & (second.abs() > _HESSIAN_SHARE * model)).reshape(-1)
+        indices = torch.nonzero(late & (second.abs() > _MIN_HESSIAN_FRACTION * model)).reshape(-1)
         if len(indices) == 0:
             return point
         return point.put(indices, self.prepare_certificate(point.take(indices), rows.ids[indices]))

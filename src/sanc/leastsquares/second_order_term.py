@@ -59,7 +59,7 @@ class SecondOrderTerm:
         if not self.is_enabled:
             return
         step, g = after.x - before.x, after.gradient()
-        s, first, last = variables.of(step), variables.gradient(before.gradient()), variables.gradient(g)
+        s, first, last = variables.from_original(step), variables.gradient(before.gradient()), variables.gradient(g)
         second = variables.gradient(g - before.transposed(after.terms.weighted))
         change = last - first
         square = float(second @ second)

@@ -44,7 +44,7 @@ class Variables:
         """Return x = Az, also of a step."""
         return z * self.matrix if self.matrix.ndim == 1 else self.matrix @ z
 
-    def of(self, x: Any) -> Any:
+    def from_original(self, x: Any) -> Any:
         """Return z = A⁻¹x, also of a step."""
         if self.matrix.ndim == 1:
             return x / self.matrix

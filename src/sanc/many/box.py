@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.bounded.box_model import ARMIJO_SHARE, MODEL_HALVINGS
+from sanc.core.bounded.box_model import ARMIJO_FRACTION, MAX_MODEL_HALVINGS
 from sanc.core.space import NEAR_ZERO
 from sanc.many.algebra import multiply, multiply_decomposed
 from sanc.many.rows import Rows, RowTrials, Spectra
@@ -102,9 +102,9 @@ class _BoxModels:
         denominator = curvature + (curvature * curvature + 4.0 * cubic * square).sqrt()
         step_size = torch.where(denominator > 0.0, 2.0 * square / denominator, 1.0)
         s, found = torch.zeros_like(g), torch.zeros_like(square, dtype=torch.bool)
-        for _ in range(MODEL_HALVINGS):
+        for _ in range(MAX_MODEL_HALVINGS):
             trial = (-g * step_size[:, None]).clamp(self.lower, self.upper)
-            enough = self.evaluate(trial) <= ARMIJO_SHARE * (g * trial).sum(1).clamp(max=0.0)
+            enough = self.evaluate(trial) <= ARMIJO_FRACTION * (g * trial).sum(1).clamp(max=0.0)
             s = torch.where((enough & ~found)[:, None], trial, s)
             found = found | enough
             if bool(found.all()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sanc.core.spectrum.cubic import BOUND_STEPS, MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
+from sanc.core.spectrum.cubic import BOUND_NEWTON_STEPS, MAX_SECULAR_STEPS, QUADRATIC_CONVERGENCE
 
 _TINY = torch.finfo(torch.float64).tiny
 """Smallest divisor, so that 0/0 is 0. If the divisor is smaller, so is the dividend."""
@@ -82,7 +82,7 @@ class CubicModels:
         largest μ at which a single component has that norm.
         """
         mu = (self.c.abs() / max_norm - self.values).amax(0).clamp(min=0.0)
-        for _ in range(BOUND_STEPS):
+        for _ in range(BOUND_NEWTON_STEPS):
             shifted = (self.values + mu).clamp(min=_TINY)
             terms = (self.c / shifted / max_norm).square()
             square = terms.sum(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sanc.core.runs.consistency import (
     DIFFERENCE_VARIANCE,
     MIN_SCALE_FRACTION,
-    NOISE_DIFFERENCES,
+    NOISE_DIFFERENCE_ORDER,
     NOISE_SEED,
     NOISE_SPACING,
     ROUNDING_PROBES,
@@ -54,7 +54,7 @@ def _gradient_noise(problem: RowProblem, rows: Rows) -> Tensor:
     if rows.lower is not None:
         points = [point.clamp(rows.lower, rows.upper) for point in points]
     gradients = torch.stack([problem.gradients(point, rows.ids) * rows.scale for point in points])
-    differences = gradients.diff(n=NOISE_DIFFERENCES, dim=0)
+    differences = gradients.diff(n=NOISE_DIFFERENCE_ORDER, dim=0)
     return (differences.square().sum((0, 2)) / (DIFFERENCE_VARIANCE * len(differences))).sqrt()
 
 

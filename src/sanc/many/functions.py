@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
 
-from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_SHARE
+from sanc.core.model import MAX_FORCING_TERM, TOLERANCE_FRACTION
 from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line
 from sanc.many import rules
@@ -305,7 +305,7 @@ class LargeFunctionProblem(FunctionProblem):
     def _relative_residuals(self, rows: Rows, process: RowLanczos) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the function for `step_spectra`, with the forcing term of `CubicModel`."""
         reduction = torch.where(rows.best_grad_norm < torch.inf, rows.grad_norm / rows.best_grad_norm, 1.0)
-        tolerance = torch.maximum(reduction.clamp(max=MAX_FORCING_TERM) * rows.grad_norm, TOLERANCE_SHARE * rows.tol)
+        tolerance = torch.maximum(reduction.clamp(max=MAX_FORCING_TERM) * rows.grad_norm, TOLERANCE_FRACTION * rows.tol)
 
         def relative_residuals(values: Tensor, c: Tensor, last: Tensor) -> Tensor:
             product_norm = torch.hypot(process.alpha[0], process.beta[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
 from sanc.core.bounded.bounds import Box
-from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, SIGMA_INCREASE
+from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, SIGMA_INCREASE_FACTOR
 from sanc.core.escape import MAX_ESCAPE_HALVINGS
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
@@ -209,7 +209,7 @@ class ManyIteration:
             if len(indices) == 0:
                 break
             too_long = rows.take(indices)
-            too_long.sigma = self.rules.bounded(SIGMA_INCREASE * too_long.sigma)
+            too_long.sigma = self.rules.bounded(SIGMA_INCREASE_FACTOR * too_long.sigma)
             self._propose(too_long)
             rows.set(indices, too_long)
 

@@ -23,7 +23,7 @@ _FIRST_TEST_DIM = 4
 """Krylov dimension of the first test of accuracy."""
 _STEP_TEST_DIVISOR, _CERTIFICATE_TEST_DIVISOR = 2, 4
 """The next test follows after half, or a quarter, more products: a step needs few tests, and a certificate more."""
-_MIN_ENTRY_SHARE = 0.5
+_MIN_ENTRY_FRACTION = 0.5
 """An eigenvector of T is one of the complete Krylov space of a row if its largest squared entry there is at least this
 share of the mean; otherwise it belongs to the zero vectors with which the row continued."""
 
@@ -186,7 +186,7 @@ def _missed(
         ended = np.flatnonzero(beta == 0.0)
         used = int(ended[0]) + 1 if len(ended) else len(beta)
         if used < len(beta):  # the Krylov space of this row is complete
-            kept = np.abs(row_vectors[:used]).max(0) > _MIN_ENTRY_SHARE / len(beta)
+            kept = np.abs(row_vectors[:used]).max(0) > _MIN_ENTRY_FRACTION / len(beta)
             row_values, row_vectors = row_values[kept], row_vectors[:used][:, kept]
         off_diagonal = _OffDiagonal(beta[:used].tolist(), float(beta[used - 1]))
         spectrum = Spectrum(row_values, row_vectors)

@@ -17,7 +17,7 @@ from sanc.many.lanczos import MAX_CERTIFICATE_DIM
 from sanc.minimisation.result import Result
 from sanc.minimisation.trees import map_tree
 
-_SAME_POINT = 1e-4
+_SAME_POINT_TOLERANCE = 1e-4
 """Relative distance of points, in units of max(1, ‖x‖), below which they are one minimum: √tol of float64."""
 
 
@@ -159,7 +159,7 @@ class ManyResult:
         chosen = success if bool(success.any()) else torch.ones_like(success)
         return self[int(torch.where(chosen & ~fun.isnan(), fun, torch.inf).argmin())]
 
-    def minima(self, distance: float = _SAME_POINT) -> list[RowMinimum]:
+    def minima(self, distance: float = _SAME_POINT_TOLERANCE) -> list[RowMinimum]:
         """Return the distinct minima of the successful rows, the lowest first.
 
         Rows are of one minimum if their points differ by at most `distance` times max(1, ‖x‖). With different problems

@@ -16,13 +16,13 @@ from sanc.core.runs.status import Status
 from sanc.many.iteration import ManyIteration
 from sanc.many.rows import RUNNING, WAITING, RowProblem, Rows
 
-_ROWS_ON_CPU = 16384
+_MAX_CPU_ROWS = 16384
 """Rows in the batch on a CPU: with more, the tensors of a round leave its caches."""
-_NUMBERS_ON_CPU = 2**24
+_MAX_CPU_NUMBERS = 2**24
 """Entries of Hessians and residuals in a batch on a CPU: 128 MB in float64, many times what its caches hold."""
-_LEAST_BATCH_ROWS = 256
+_MIN_BATCH_ROWS = 256
 """Rows in a batch whatever their size: with fewer, calls of functions take longer than their arithmetic."""
-_MEMORY_SHARE = 0.25
+_MEMORY_FRACTION = 0.25
 """Share of the free memory of a GPU for the batch."""
 _NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
@@ -300,7 +300,7 @@ def _joined(parts: Sequence[Rows | None]) -> Rows:
 def rows_in_memory(x0: Tensor, entries: int) -> int:
     """Return the number of rows for a batch, given the numbers that one row holds at a time."""
     if x0.device.type != "cuda":
-        return max(_LEAST_BATCH_ROWS, min(_ROWS_ON_CPU, _NUMBERS_ON_CPU // max(entries, 1)))
+        return max(_MIN_BATCH_ROWS, min(_MAX_CPU_ROWS, _MAX_CPU_NUMBERS // max(entries, 1)))
     free, _ = torch.cuda.mem_get_info(x0.device)
     numbers = free // torch.float64.itemsize
-    return max(_LEAST_BATCH_ROWS, int(_MEMORY_SHARE * numbers / (_NUMBERS_PER_ENTRY * max(entries, 1))))
+    return max(_MIN_BATCH_ROWS, int(_MEMORY_FRACTION * numbers / (_NUMBERS_PER_ENTRY * max(entries, 1))))

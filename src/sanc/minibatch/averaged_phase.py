@@ -204,8 +204,8 @@ class AveragedPhase:
         if self._can_read_later(state, oracle):
             return self._postpone_results(state, moved, scalars, oracle.space.eps)
         step = _ReadStep(scalars, StepResults(*moved.numbers.tolist()), oracle.space.eps)
-        state, outcome = self._discard(state, x, oracle, step.results, first_loss)
-        return self._keep(state, x, oracle, moved, step, second_order_sigma) if outcome is None else outcome
+        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, first_loss)
+        return self._accepted_outcome(state, x, oracle, moved, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
@@ -248,18 +248,18 @@ class AveragedPhase:
         self, state: MinibatchState, moved: _Move, scalars: StepScalars[float], eps: float
     ) -> IterationOutcome:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
-        self.metric.refresh(state.steps + 1 - state.last_extension)
+        self.metric.refresh(state.steps + 1 - state.last_joining_steps)
         record = Record(state.iteration, branch=Branch.AVERAGED)
         self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
         state = replace(state, offset=moved.offset, distance=moved.with_direction_sum(state.distance))
         return IterationOutcome(state, moved.point, record)
 
-    def _discard(
+    def _outcome_if_rejected(
         self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
     ) -> tuple[MinibatchState, IterationOutcome | None]:
-        """Stay or return to an earlier point if the gradient is not finite or shows that the first ones were outliers.
+        """Return the next state, and the outcome if the step is rejected; None: it is accepted.
 
-        Return the next state, and None if the step is kept.
+        It is rejected if its gradient is not finite, or shows that the first ones were outliers.
         """
         if not math.isfinite(results.value + results.grad_norm):
             if self._next_gradient_point is not None:
@@ -271,12 +271,12 @@ class AveragedPhase:
             self.metric.restore()  # the next gradient initialises it
         return state, outcome
 
-    def _keep(
+    def _accepted_outcome(
         self, state: MinibatchState, x: Vector, oracle: Oracle, moved: _Move, step: _ReadStep, second_order_sigma: float
     ) -> IterationOutcome:
         """Update the metric; return the new point, the next state and the record."""
         value = step.results.value if oracle.has_values else math.nan
-        self.metric.refresh(state.steps + 1 - state.last_extension)
+        self.metric.refresh(state.steps + 1 - state.last_joining_steps)
         were_at_average = _are_at_average(state, oracle)
         losses, distance = state.losses, moved.with_direction_sum(state.distance)
         if oracle.has_values:

@@ -305,7 +305,7 @@ def reduced_weight(weight: Tensor, factor: Tensor) -> Tensor:
 
 
 @runtime_checkable
-class WorkingOracle(Protocol):
+class VectorWorkOracle(Protocol):
     """An oracle that combines a gradient with vector work, without a transfer of the loss to the host in between.
 
     It may replay both from a CUDA graph.
@@ -318,7 +318,7 @@ class WorkingOracle(Protocol):
 
 def work_at_gradient(oracle: Oracle, work: AveragedStep, inputs: StepInputs) -> StepOutputs:
     """Evaluate the gradient at the point that `work` requires, and do the work."""
-    if isinstance(oracle, WorkingOracle) and inputs.offset is not None:
+    if isinstance(oracle, VectorWorkOracle) and inputs.offset is not None:
         return StepOutputs.from_tensors(oracle.work_at_gradient(work, inputs), inputs)
     value, g = oracle.gradient(oracle.space.vector(work.gradient_point(inputs)))
     value_tensor = on_device([value if oracle.has_values else 0.0], torch.float64, inputs.x.device)[0]

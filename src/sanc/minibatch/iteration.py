@@ -39,7 +39,7 @@ _FIRST_PROBE_STEP = 100
 """The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
 400, 800, …"""
 _MIN_ESCAPE_FRACTION = 0.5
-"""A step after stagnation is kept if this share of its predicted decrease is along negative curvature."""
+"""A step after stagnation is kept if this fraction of its predicted decrease is along negative curvature."""
 
 
 class MinibatchIteration:

@@ -14,7 +14,7 @@ from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vec
 from sanc.errors import ArgumentError
 from sanc.minibatch.state import INITIAL_DISTANCE, PARTS, MinibatchState
 
-_FOR_DISTANCE = ("averaging_start", "direction_sum")
+_DISTANCE_VECTORS = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
 _PREFIX = "second_order."
 """Prefix of the names of vectors in the state of second-order steps."""
@@ -73,8 +73,8 @@ def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metri
     if numbers["steps"] and not has_metric:
         raise state_error(f"{where}['steps']", numbers["steps"], "0, since the metric is missing,")
     in_second_order_phase = not numbers["averaged"] and not math.isnan(numbers["last_loss"])
-    uses_distance = numbers["distance_bound"] > INITIAL_DISTANCE or any(name in vectors for name in _FOR_DISTANCE)
-    required = (*(("first_point",) if in_second_order_phase else ()), *(_FOR_DISTANCE if uses_distance else ()))
+    uses_distance = numbers["distance_bound"] > INITIAL_DISTANCE or any(name in vectors for name in _DISTANCE_VECTORS)
+    required = (*(("first_point",) if in_second_order_phase else ()), *(_DISTANCE_VECTORS if uses_distance else ()))
     for name in required:
         if name not in vectors:
             raise ArgumentError(f"{where} comes without the vector {name!r}: pass all that was saved.")

@@ -15,9 +15,9 @@ Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
-With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most `_MAX_STRETCH`,
-unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is little noise. Without
-losses the limit holds always, because a rise of the loss would not be noticed.
+With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most
+`_MAX_DISTANCE_FACTOR`, unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is
+little noise. Without losses the limit holds always, because a rise of the loss would not be noticed.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _TINY_WEIGHTS_CHANGE = 0.1
 """Weights are tiny if a perturbation of their own size changes the loss by less than this fraction, to first order."""
 _MAX_WEIGHT_OVER_MEDIAN = 1.5
 """The largest typical weight, in units of the median over matrices."""
-_MAX_STRETCH = 2.0
+_MAX_DISTANCE_FACTOR = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
 _ALIGNED_FRACTION = 0.7
-"""The last steps are aligned if ‖z − x‖_1 exceeds this share of the sum of their 1-norms."""
+"""The last steps are aligned if ‖z − x‖_1 exceeds this fraction of the sum of their 1-norms."""
 _WARM_UP_PERIODS = 2
 """Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
 _CONVERGED_FRACTION = 0.01
-"""The second-order phase has converged if both are below this share: the loss relative to the first loss, and the norm
+"""The second-order phase has converged if both are below this fraction: the loss relative to the first loss, and the norm
 of the last step relative to that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
 _DECAY_THRESHOLD = 0.1
-"""A decay of `lr` reduces η only below this share of its peak. The average already removes noise, so that smaller steps
+"""A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that smaller steps
 pay only near the end of a run, as in schedules with a constant rate and a short decay."""
 DISTANCE_DECAY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
@@ -106,10 +106,10 @@ class StepSize(Piece):
 
     def _base(self, state: MinibatchState) -> float:
         """Return η in units of a typical weight, after the warm-up and before the decay."""
-        steps = state.steps - state.last_extension
+        steps = state.steps - state.last_joining_steps
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
         aligned = is_warm and _is_aligned(state.distance)
-        limit = math.inf if aligned and state.losses.loss_count else _MAX_STRETCH * self.scale
+        limit = math.inf if aligned and state.losses.loss_count else _MAX_DISTANCE_FACTOR * self.scale
         return min(max(self.scale, self.distance * state.distance.distance_bound), limit)
 
     def _ramp(self, state: MinibatchState) -> float:

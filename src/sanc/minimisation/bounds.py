@@ -24,8 +24,10 @@ from sanc.core.space import Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown, warn
 from sanc.minimisation.trees import Tree, is_tree
 
-_FORMS = "pass a (lower, upper) pair for each variable, or scipy.optimize.Bounds, or a pair of arrays or trees like x0"
-_NAMED_VARIABLES = 5
+_BOUNDS_REMEDY = (
+    "pass a (lower, upper) pair for each variable, or scipy.optimize.Bounds, or a pair of arrays or trees like x0"
+)
+_MAX_LISTED_VARIABLES = 5
 """Variables that a message lists by number; of more it gives the count."""
 
 
@@ -152,7 +154,7 @@ def _sides(bounds: Any, x0: Any, dim: int) -> tuple[Any, Any]:
     except ArgumentError:
         raise
     except (TypeError, ValueError, RuntimeError):
-        raise ArgumentTypeError(f"bounds = {shown(bounds)} are not pairs of numbers: {_FORMS}.") from None
+        raise ArgumentTypeError(f"bounds = {shown(bounds)} are not pairs of numbers: {_BOUNDS_REMEDY}.") from None
 
 
 def _is_pair_of_sides(bounds: Any, x0: Any, dim: int) -> bool:
@@ -226,6 +228,6 @@ def _check_order(lower: Tensor, upper: Tensor) -> None:
 def _listed(mask: Tensor) -> str:
     """Return the numbers of some variables, or their count."""
     indices = torch.nonzero(mask).reshape(-1).tolist()
-    if len(indices) > _NAMED_VARIABLES:
+    if len(indices) > _MAX_LISTED_VARIABLES:
         return f"{len(indices)} variables"
     return ("variable " if len(indices) == 1 else "variables ") + ", ".join(map(str, indices))

@@ -15,7 +15,7 @@ from torch import Tensor
 from sanc.core.record import Calls, Record
 from sanc.core.runs.status import Status
 from sanc.core.spectrum.curvature import Certificate
-from sanc.errors import missing_attribute
+from sanc.errors import TERMINAL_WIDTH, missing_attribute
 
 PointT = TypeVar("PointT", bound=Tensor | NDArray[Any])
 """A point that is one tensor or one array."""
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 else:
     Entries, P = OptimizeResult, TypeVar("P")
 
-_LINE_WIDTH = 80
-"""Characters of a line, the width of a standard terminal."""
 _PRINTED_FIRST = ("message", "success", "status", "fun", "x", "jac")
 """Entries that are printed first, in SciPy's order."""
 _NESTED_LINES = 8
@@ -133,7 +131,7 @@ class Result(Entries, Generic[P]):
         width = max(map(len, names), default=0)
         lines = []
         for name in names:
-            first, *others = _lines(self[name], _LINE_WIDTH - width - 2)
+            first, *others = _lines(self[name], TERMINAL_WIDTH - width - 2)
             lines += [f"{name:>{width}}: {first}", *(" " * (width + 2) + line for line in others)]
         return "\n".join(lines)
 

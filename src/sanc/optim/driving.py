@@ -150,7 +150,7 @@ class Driver:
             raise ArgumentError(
                 "closure cannot be used: earlier steps had none. Construct another optimiser to step with closures."
             )
-        if self.oracle.bound:
+        if self.oracle.has_samples:
             raise ArgumentError("closure calls step() of the optimiser that called it: only compute the loss in it.")
         samples = self._samples(closures)
         first = self.iteration.state.iteration == 0
@@ -249,7 +249,7 @@ class Driver:
         masters = self.masters.values
         try:
             first = iteration.state.iteration == 0
-            if oracle is self.oracle and (first or oracle.fresh):
+            if oracle is self.oracle and (first or oracle.is_unused):
                 self._check_closures(oracle, x, first=first)
             self._adapt_to(oracle.leaves, x)
             point, record = iteration.iterate(x, oracle)  # type: ignore[assignment]

@@ -34,7 +34,7 @@ _LOW_PRECISION_TOLERANCE = 0.02
 """Relative difference for losses and gradients in bfloat16: five times its rounding error, 2⁻⁸ = 0.004."""
 
 
-_NOT_RECOMPUTED = (
+_NOT_RECOMPUTED_MESSAGE = (
     "closure uses a loss that was computed before the step, or part of it was: it does not change with the parameters. "
     "Compute the output of the model and the loss inside the closure, as in opt.step(lambda: loss(model(x), y))."
 )
@@ -76,10 +76,10 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
             except RuntimeError as problem:
                 if "backward through the graph a second time" not in str(problem):
                     raise
-                raise ArgumentError(_NOT_RECOMPUTED) from problem
+                raise ArgumentError(_NOT_RECOMPUTED_MESSAGE) from problem
             _check_repeatable(value, second_value)
             if inputs & returned.graph_nodes():
-                raise ArgumentError(_NOT_RECOMPUTED)
+                raise ArgumentError(_NOT_RECOMPUTED_MESSAGE)
             if math.isfinite(value):
                 oracle.check(lambda: _check_parts(oracle, x))
             if oracle.style == "backward":

@@ -38,7 +38,7 @@ from sanc.ranks.group import DEFAULT
 
 __all__ = ["ARC", "CR", "CRM", "NCD", "SANC", "SCR"]
 
-_OF_MINIMIZE = {
+_MINIMIZE_ONLY = {
     "epsilon_s": "the stopping test of sanc.minimize uses it",
     "sampling": "sanc.minimize draws samples with it, and those of an optimiser are the closures",
 }
@@ -159,9 +159,9 @@ class CubicOptimizer(Optimizer):
 
     def _compose(self, preset: str | Method, options: Mapping[str, Any]) -> Method:
         """Return the method of a preset with these options; raise an error for options of `minimize`."""
-        for name in sorted(options.keys() & _OF_MINIMIZE.keys()):
+        for name in sorted(options.keys() & _MINIMIZE_ONLY.keys()):
             problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
-            raise ArgumentError(f"{problem}: leave it out, since {_OF_MINIMIZE[name]}.")
+            raise ArgumentError(f"{problem}: leave it out, since {_MINIMIZE_ONLY[name]}.")
         arguments = CubicOptimizer.__init__.__kwdefaults__ or {}
         return with_krylov_limit(compose(self.method, preset, options, arguments), options)
 

@@ -17,19 +17,21 @@ REPLACED_OPTIONS = {
 }
 """Options of earlier versions, and the replacement of each."""
 
-_STEPS = (
+_REMEDY_OF_LIMITS = (
     "an optimiser makes one iteration in each step(), so call it as often, or use sanc.minimize, which has max_iter"
 )
-_ADAMS = (
+_REMEDY_OF_ADAM = (
     "leave it out, since the metric and the average of the method replace those of Adam and SGD (help(sanc.Minibatch))"
 )
-_LBFGS = "leave it out, since a ratio test replaces the line search of L-BFGS (help(sanc.RatioTest))"
+_REMEDY_OF_LBFGS = "leave it out, since a ratio test replaces the line search of L-BFGS (help(sanc.RatioTest))"
 FOREIGN_OPTIONS = {
-    **dict.fromkeys(("max_iter", "max_steps", "niter", "n_iter", "num_iters", "epochs", "steps", "max_eval"), _STEPS),
     **dict.fromkeys(
-        ("betas", "beta1", "beta2", "eps", "amsgrad", "nesterov", "dampening", "alpha", "centered"), _ADAMS
+        ("max_iter", "max_steps", "niter", "n_iter", "num_iters", "epochs", "steps", "max_eval"), _REMEDY_OF_LIMITS
     ),
-    **dict.fromkeys(("line_search_fn", "history_size", "tolerance_grad", "tolerance_change"), _LBFGS),
+    **dict.fromkeys(
+        ("betas", "beta1", "beta2", "eps", "amsgrad", "nesterov", "dampening", "alpha", "centered"), _REMEDY_OF_ADAM
+    ),
+    **dict.fromkeys(("line_search_fn", "history_size", "tolerance_grad", "tolerance_change"), _REMEDY_OF_LBFGS),
     **dict.fromkeys(
         ("foreach", "fused"),
         "leave it out, since all vectors are flat already; on a GPU capture=True replays recorded steps",

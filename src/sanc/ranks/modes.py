@@ -146,7 +146,7 @@ class DataParallel(Mode):
         oracle = GradientOnlyOracle(leaves, point, meter)
         local = oracle.g
         (_, mean), _ = average(
-            self.ranks, lambda: ([], local), "a gradient", like=local, reduced="perhaps", style=lambda: "gradients"
+            self.ranks, lambda: ([], local), "a gradient", like=local, reduced="maybe", style=lambda: "gradients"
         )
         assert mean is not None
         oracle.g = mean

@@ -26,7 +26,7 @@ Evaluation = tuple[list[float], Tensor | None]
 _MAX_NUMBERS = 2
 """The most numbers of an evaluation: a gradient comes with the loss, with and without weight decay."""
 
-Reduced = Literal["no", "perhaps", "yes"]
+Reduced = Literal["no", "maybe", "yes"]
 
 _STYLES = ("", "loss", "backward", "gradients")
 """The styles of a step, as ranks send them."""
@@ -55,15 +55,15 @@ def average(
         Terms whose mean this rank's evaluation is; None: not counted, and all ranks have equal weights.
     rows : int
         Rows of this rank's batch.
-    reduced : {"no", "perhaps", "yes"}
-        Whether a wrapper of the model has averaged the vectors in the backward pass. "yes": fully_shard has. "perhaps":
+    reduced : {"no", "maybe", "yes"}
+        Whether a wrapper of the model has averaged the vectors in the backward pass. "yes": fully_shard has. "maybe":
         DistributedDataParallel may have; vectors that agree in every bit were averaged, and are not sent again.
     style : callable
         Returns the style of the step after the evaluation, one of `_STYLES`. Later exchanges depend on it.
     """
     numbers, local, problem = _evaluate_here(ranks, evaluate, like)
     hashes = [0.0, 0.0]
-    if reduced == "perhaps" and local is not None:
+    if reduced == "maybe" and local is not None:
         hashes = [float(part & 0xFFFFFFFF) for part in fingerprint(local).tolist()]  # exact in float64
     ours = _Message(problem is not None, -1.0 if terms is None else terms, rows, hashes, style(), numbers)
     weight = abs(ours.weight)
@@ -81,7 +81,7 @@ def average(
     _check_messages(messages, ranks.rank, label)
     weights = [abs(message.weight) for message in messages]
     weight_sum = sum(weights)
-    same = reduced == "perhaps" and local is not None and all(message.hashes == hashes for message in messages)
+    same = reduced == "maybe" and local is not None and all(message.hashes == hashes for message in messages)
     if reduced == "yes" or same:
         _require_equal_weights(weights)
         total = local
@@ -183,7 +183,7 @@ class AveragingOracle(AutogradOracle):
 
     Attributes
     ----------
-    reduced : {"no", "perhaps", "yes"} or None
+    reduced : {"no", "maybe", "yes"} or None
         See `average`; None: it depends on whether closures call ``backward()``.
     """
 
@@ -208,7 +208,7 @@ class AveragingOracle(AutogradOracle):
         self, sample: Sample, label: str, evaluate: Callable[[], Evaluation], *, vector: bool = True
     ) -> Evaluation:
         """Return the mean over the ranks of the evaluations of a sample."""
-        reduced = self.reduced or ("no" if self.style == "loss" else "perhaps")
+        reduced = self.reduced or ("no" if self.style == "loss" else "maybe")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim, dtype=self.leaves.dtype) if vector else None
         options: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
         options["style"] = lambda: self.style

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sanc.core.caching import MAX_REMEMBERED_POINTS, RecentCache
+from sanc.core.caching import MAX_CACHED_POINTS, RecentCache
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.space import Floats, NumpySpace, Space, Vector
 
@@ -127,7 +127,7 @@ class FaceOracle(WrappedOracle):
         super().__init__(inner, inner.space if free_indices is None else _smaller_space(inner.space, len(free_indices)))
         self.point, self.free_indices = point, free_indices
         self.box = box.restricted(free_indices)
-        self._full_points: RecentCache[Vector] = RecentCache(MAX_REMEMBERED_POINTS)
+        self._full_points: RecentCache[Vector] = RecentCache(MAX_CACHED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
         self._gradients: RecentCache[Vector] = RecentCache(2)
         self._last_inside: Vector | None = None

@@ -37,13 +37,13 @@ _MAX_MODEL_NEWTON_STEPS = 40
 """Largest number of projected Newton steps; each costs at most n products with B̂ and no evaluation of f."""
 _MODEL_GRADIENT_TOLERANCE = 1e-3
 """The model is minimised until its projected gradient is below this fraction of ‖g‖."""
-ARMIJO_SHARE = 1e-4
+ARMIJO_FRACTION = 1e-4
 """Fraction of the linear decrease that a projected step has to attain (Bertsekas 1982)."""
-MODEL_HALVINGS = 30
+MAX_MODEL_HALVINGS = 30
 """Largest number of halvings in the projected search on the model."""
 REPEATED_STEP_RATIO = 0.7
 """After a rejection the next step has at most this fraction of the norm; σ is raised until it does."""
-SIGMA_INCREASE = 4.0
+SIGMA_INCREASE_FACTOR = 4.0
 """Factor on σ until the step is shorter. A step norm that σ limits falls as 1/√σ, so each factor halves it."""
 _CG_TOLERANCE = 1e-2
 """Relative residual of a projected Newton step. Later steps reduce the rest, up to `_MODEL_GRADIENT_TOLERANCE`."""
@@ -209,7 +209,7 @@ class BoundedSubspace:
             is_repeated = rejected is not None and raised and boxed.norm > REPEATED_STEP_RATIO * rejected.norm
             if not is_repeated or sigma >= here.sigma_rule.ceiling:
                 return boxed
-            sigma = here.sigma_rule.bounded(SIGMA_INCREASE * sigma)
+            sigma = here.sigma_rule.bounded(SIGMA_INCREASE_FACTOR * sigma)
 
     def _in_box(self, here: Point, step: CubicStep) -> BoxStep:
         """Return the step itself if it ends in the box; otherwise the minimiser of the model in the box."""
@@ -376,9 +376,9 @@ class _BoxModel:
     def _search(self, s: Floats, direction: Floats, model_gradient: Floats | None = None) -> Floats:
         """Return the first of the projections of s + d, s + d/2, … at which m decreases enough."""
         value, model_gradient = self.evaluate(s) if model_gradient is None else (self.evaluate(s)[0], model_gradient)
-        for _ in range(MODEL_HALVINGS):
+        for _ in range(MAX_MODEL_HALVINGS):
             trial = np.clip(s + direction, self.lower, self.upper)
-            if self.evaluate(trial)[0] <= value + ARMIJO_SHARE * min(float(model_gradient @ (trial - s)), 0.0):
+            if self.evaluate(trial)[0] <= value + ARMIJO_FRACTION * min(float(model_gradient @ (trial - s)), 0.0):
                 return trial
             direction = 0.5 * direction
         return s

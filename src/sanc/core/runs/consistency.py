@@ -57,9 +57,9 @@ MAX_NOISE = 1e6
 NOISE_SPACING, MIN_SCALE_FRACTION = 1e3, 1e-2
 """Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
 that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length scale."""
-NOISE_DIFFERENCES = 3
+NOISE_DIFFERENCE_ORDER = 3
 """Differences from which the noise of gradients is estimated are of this order."""
-DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCES, NOISE_DIFFERENCES)
+DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCE_ORDER, NOISE_DIFFERENCE_ORDER)
 """Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
 _POINT_ROUNDING_FRACTION = 0.1
 """Noise up to this fraction of the differences between neighbouring points may come from rounding the points. Along the
@@ -147,7 +147,7 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: fl
 def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length_scale: float, seed: int = 0) -> float:
     """Return the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
     differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length_scale, seed)]
-    for _ in range(NOISE_DIFFERENCES):
+    for _ in range(NOISE_DIFFERENCE_ORDER):
         differences = [after - before for before, after in itertools.pairwise(differences)]
     return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
 
@@ -345,7 +345,7 @@ def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> 
     They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
     that suits the largest variables may leave the range in which the gradient is linear in a small one.
     """
-    if not oracle.gradient_of_caller or oracle.differenced_products:
+    if not oracle.has_user_gradient or oracle.differenced_products:
         return ""
     space = oracle.space
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
@@ -407,7 +407,7 @@ def find_noise(
     space = oracle.space
     values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length_scale, seed)])
     with np.errstate(over="ignore", invalid="ignore"):
-        noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCES) ** 2) / DIFFERENCE_VARIANCE))
+        noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCE_ORDER) ** 2) / DIFFERENCE_VARIANCE))
         largest_change = float(np.max(np.abs(np.diff(values))))
         by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:

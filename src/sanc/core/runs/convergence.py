@@ -49,7 +49,7 @@ def stationary_ending(run: Run) -> Ending:
         return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
     measured = _is_uncapped_first_point(run)
-    if measured and run.oracle.gradient_of_caller:
+    if measured and run.oracle.has_user_gradient:
         cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
         if cause:
             return Ending(Status.INCONSISTENT, cause)
@@ -224,7 +224,7 @@ def _difference_limit_cause(run: Run, cert: Certificate) -> str:
 def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
     """Return a cause if values contradict products that are differences of the caller's gradient."""
     oracle = run.oracle
-    if not (oracle.gradient_of_caller and oracle.differenced_products):
+    if not (oracle.has_user_gradient and oracle.differenced_products):
         return ""
     with oracle.uncounted():
         return consistency.find_missed_curvature(oracle, run.x, run.units.length_scale, cert.curvature_tolerance)

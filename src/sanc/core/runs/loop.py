@@ -57,7 +57,7 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     run.before_iteration()
     enter_face(run)
     value, g = run.oracle.gradient(run.x)
-    ending = _test_point(run, value, run.gradient_norm(g))
+    ending = _test_current_point(run, value, run.gradient_norm(g))
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall_monitor.has_stalled:
@@ -72,18 +72,19 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     return Ending(Status.CALLBACK) if report(run) else ending
 
 
-def _test_point(run: Run, value: float, grad_norm: float) -> Ending:
+def _test_current_point(run: Run, value: float, grad_norm: float) -> Ending:
     """Return the ending of the run at its point, if it ends there; the run keeps what the test measures."""
     run.first_value = value if math.isnan(run.first_value) else run.first_value
     if needs_first_units(run, value, grad_norm):
         run.initial_units = measure_first_units(run)
-    return _with_certificate(run, point_ending(run, value, grad_norm))
-
-
-def _with_certificate(run: Run, ending: Ending) -> Ending:
-    """Return the ending, after its certificate, if it has one, became that of the run."""
-    run.certificate = run.certificate if ending.certificate is None else ending.certificate
+    ending = point_ending(run, value, grad_norm)
+    _keep_certificate(run, ending)
     return ending
+
+
+def _keep_certificate(run: Run, ending: Ending) -> None:
+    """Set the certificate of the run to that of an ending, if it has one."""
+    run.certificate = run.certificate if ending.certificate is None else ending.certificate
 
 
 def _stalled_ending(run: Run, ending: Ending) -> Ending:
@@ -94,7 +95,8 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
     if not stalled.gradient_rounding:
         return stalled
     run.gradient_rounding = stalled.gradient_rounding
-    ending = _with_certificate(run, stationary_ending(run))
+    ending = stationary_ending(run)
+    _keep_certificate(run, ending)
     if stalled.cause and not error_is_negligible(run):
         return Ending(Status.STALLED, stalled.cause)
     return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending

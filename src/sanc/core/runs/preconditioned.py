@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sanc.core.caching import MAX_REMEMBERED_POINTS, RecentCache
+from sanc.core.caching import MAX_CACHED_POINTS, RecentCache
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
@@ -63,7 +63,7 @@ class PreconditionedOracle(WrappedOracle):
     def __init__(self, inner: Oracle, lower_factor: Factor) -> None:
         super().__init__(inner, inner.space)
         self.lower_factor = lower_factor
-        self._points: RecentCache[Vector] = RecentCache(MAX_REMEMBERED_POINTS)
+        self._points: RecentCache[Vector] = RecentCache(MAX_CACHED_POINTS)
         self._gradients: RecentCache[Vector] = RecentCache(2)
 
     def original(self, y: Vector) -> Vector:

@@ -22,7 +22,7 @@ _MAX_MISMATCHES = 2
 
 _MIN_MISMATCH_ERRORS = 1e3
 """Rounding errors of f that a mismatch has to exceed as well, as cancellation between terms larger than f."""
-_POOR_RHO = 0.5
+_MISMATCH_RHO = 0.5
 """A step with a smaller ρ is a mismatch too: f decreased by less than half of what the model predicted."""
 _MISMATCH_TOLERANCE = 0.15
 """A step is a mismatch if the change of f differs by more than this, relatively, from the change that the gradients
@@ -114,4 +114,4 @@ def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
     first, last = space.dot(step.g, s), space.dot(oracle.gradient(step.after)[1], s)
     difference = abs(record.trial_value - record.value - 0.5 * (first + last))
     allowed = _MISMATCH_TOLERANCE * (abs(first) + abs(last)) + _MIN_MISMATCH_ERRORS * space.eps * abs(record.value)
-    return difference > allowed or record.rho < _POOR_RHO
+    return difference > allowed or record.rho < _MISMATCH_RHO

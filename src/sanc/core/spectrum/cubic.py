@@ -26,7 +26,7 @@ SECULAR_TOLERANCE = 4e-16
 """Relative residual, or width of the bracket, at which the secular equation is solved: two roundings of float64."""
 QUADRATIC_CONVERGENCE = 1e-10
 """Residual below which the next step of Newton's method is the last: its square is below double precision."""
-BOUND_STEPS = 4
+BOUND_NEWTON_STEPS = 4
 """Newton steps for a bound of σ: each is a bound, and further ones improve it little."""
 MAX_SECULAR_STEPS = 200
 """The most steps for the secular equation. Bisection on a logarithmic scale needs about 60; Newton about five."""
@@ -194,7 +194,7 @@ def sigma_lower_bound(spectrum: Spectrum, linear: Floats, step: CubicStep, max_n
     mu: Any = np.float64(step.multiplier)
     c = linear.dot(spectrum.vectors)
     with np.errstate(all="ignore"):  # an overflow results in NaN, which is no bound
-        for _ in range(BOUND_STEPS):
+        for _ in range(BOUND_NEWTON_STEPS):
             u = c / (spectrum.values + mu)
             square = u @ u
             mu += (np.sqrt(square) / max_norm - 1.0) * square / (u @ (u / (spectrum.values + mu)))

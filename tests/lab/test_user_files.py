@@ -13,7 +13,7 @@ from sklearn.datasets import dump_svmlight_file
 from typer.testing import CliRunner
 
 import sanc
-from sanc.lab import cli, own_files
+from sanc.lab import cli, user_files
 from sanc.lab.datasets import DataError
 from sanc.lab.peers import fit_peers
 
@@ -38,7 +38,7 @@ def write(path, X, y):
 def test_every_format_is_loaded(tmp_path, data, name, dtype):
     X, y = data
     write(tmp_path / name, X, y)
-    loaded = own_files.load(str(tmp_path / name), dtype)
+    loaded = user_files.load(str(tmp_path / name), dtype)
     dense = loaded.X.toarray() if scipy.sparse.issparse(loaded.X) else loaded.X
     assert loaded.X.dtype == dtype and dense == pytest.approx(X, abs=1e-6)
     assert loaded.y.tolist() == (y - 1).tolist() and loaded.classes == 2 and loaded.name == name
@@ -48,7 +48,7 @@ def test_every_format_is_loaded(tmp_path, data, name, dtype):
 def test_a_compressed_file_is_loaded(tmp_path, data):
     write(tmp_path / "mine.svm", *data)
     (tmp_path / "mine.svm.bz2").write_bytes(bz2.compress((tmp_path / "mine.svm").read_bytes()))
-    assert own_files.load(str(tmp_path / "mine.svm.bz2")).X.shape == (60, 4)
+    assert user_files.load(str(tmp_path / "mine.svm.bz2")).X.shape == (60, 4)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_header_names_the_label(tmp_path, data, head, place):
     X, y = data
     cells = [[*row[:place], f"class {label}", *row[place:]] for row, label in zip(X.tolist(), y, strict=True)]
     (tmp_path / "mine.csv").write_text("\n".join([head, *(",".join(map(str, row)) for row in cells), ""]))
-    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    loaded = user_files.load(str(tmp_path / "mine.csv"))
     assert loaded.X == pytest.approx(X) and loaded.y.tolist() == (y - 1).tolist()
     assert loaded.label == f"column {place + 1} of 5, {head.split(',')[place]!r}"
 
@@ -104,7 +104,7 @@ def test_errors_name_the_fault(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=words):
-        own_files.load(str(tmp_path / name))
+        user_files.load(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_errors_name_the_fault(tmp_path, name, content, words):
 def test_errors_with_a_named_label(tmp_path, text, label, words):
     (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(DataError, match=words):
-        own_files.load(str(tmp_path / "mine.csv"), label=label)
+        user_files.load(str(tmp_path / "mine.csv"), label=label)
 
 
 def test_errors_for_invalid_archives(tmp_path):
@@ -132,22 +132,22 @@ def test_errors_for_invalid_archives(tmp_path):
     ):
         np.savez(tmp_path / "bad.npz", X=X, y=y)
         with pytest.raises(DataError, match=words):
-            own_files.load(str(tmp_path / "bad.npz"))
+            user_files.load(str(tmp_path / "bad.npz"))
     np.save(tmp_path / "array.npy", np.ones((3, 2)))
     (tmp_path / "bad.npz").write_bytes((tmp_path / "array.npy").read_bytes())
     with pytest.raises(DataError, match=r"np\.savez"):
-        own_files.load(str(tmp_path / "bad.npz"))
+        user_files.load(str(tmp_path / "bad.npz"))
 
 
 def test_a_label_y_is_not_taken_for_a_header(tmp_path):
     (tmp_path / "mine.csv").write_text("1,2,y\n3,4,n\n5,6,n\n7,8,y\n")
-    assert own_files.load(str(tmp_path / "mine.csv")).y.tolist() == [1, 0, 0, 1]
+    assert user_files.load(str(tmp_path / "mine.csv")).y.tolist() == [1, 0, 0, 1]
 
 
 def test_headers_may_be_numbers_and_labels_are_sorted_as_numbers(tmp_path):
     rows = [f"{k},{k % 7},{label}" for k, label in enumerate([9, 10, 10, 9, 10, 9])]
     (tmp_path / "mine.csv").write_text("\n".join(["0,1,label", *rows]))
-    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    loaded = user_files.load(str(tmp_path / "mine.csv"))
     assert loaded.X[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and loaded.y.tolist() == [0, 1, 1, 0, 1, 0]
 
 
@@ -162,7 +162,7 @@ def test_a_header_of_numbers_is_no_row(tmp_path, rng, head):
     X, classes = rng.standard_normal((30, 3)), HEADERS_OF_NUMBERS[head].split()
     rows = [",".join(map(str, row.tolist())) + f",{classes[k % 2]}" for k, row in enumerate(X)]
     (tmp_path / "mine.csv").write_text("\n".join([head, *rows]))
-    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    loaded = user_files.load(str(tmp_path / "mine.csv"))
     assert np.array_equal(loaded.X, X) and loaded.y.tolist() == [k % 2 for k in range(30)]
 
 
@@ -176,7 +176,7 @@ def test_a_header_of_numbers_is_no_row(tmp_path, rng, head):
 ])  # fmt: skip
 def test_a_first_row_of_numbers_is_no_header(tmp_path, rows):
     (tmp_path / "mine.csv").write_text(rows.replace(" ", "\n"))
-    loaded = own_files.load(str(tmp_path / "mine.csv"))
+    loaded = user_files.load(str(tmp_path / "mine.csv"))
     cells = [row.split(",") for row in rows.split()]
     assert loaded.X.tolist() == [[float(a), float(b)] for a, b, _ in cells]
     assert loaded.classes == len({label for *_, label in cells})
@@ -190,9 +190,9 @@ def test_a_line_that_may_be_a_header_or_a_row_is_an_error(tmp_path, first, class
     rows = [f"{k}.5,{k + 0.25},{classes[k % len(classes)]}" for k in range(8)]
     (tmp_path / "mine.csv").write_text("\n".join([first, *rows]))
     with pytest.raises(DataError, match=r"line 1: .* may hold the names of columns or data. Write a header"):
-        own_files.load(str(tmp_path / "mine.csv"))
+        user_files.load(str(tmp_path / "mine.csv"))
     (tmp_path / "mine.csv").write_text("\n".join(["x,y,label", first, *rows]))
-    found = own_files.load(str(tmp_path / "mine.csv"))
+    found = user_files.load(str(tmp_path / "mine.csv"))
     assert found.X[0].tolist() == [float(cell) for cell in first.split(",")[:2]]
 
 
@@ -203,9 +203,9 @@ def test_consecutive_integers_over_integers_may_be_a_header(tmp_path, first, cla
     rows = [f"{9 - k},{k % 3},{classes[k % len(classes)]}" for k in range(8)]
     (tmp_path / "mine.csv").write_text("\n".join([first, *rows]))
     with pytest.raises(DataError, match=r"line 1: .* may hold the names of columns or data. Write a header"):
-        own_files.load(str(tmp_path / "mine.csv"))
+        user_files.load(str(tmp_path / "mine.csv"))
     (tmp_path / "mine.csv").write_text("\n".join([first, *rows, "1,2,3", first, "1,2,3"]))
-    found = own_files.load(str(tmp_path / "mine.csv"))  # a line that occurs twice is a row
+    found = user_files.load(str(tmp_path / "mine.csv"))  # a line that occurs twice is a row
     assert found.X[0].tolist() == [float(cell) for cell in first.split(",")[:2]] and len(found.y) == 12
 
 
@@ -213,10 +213,10 @@ def test_a_header_that_pandas_writes_over_integers_is_no_row(tmp_path):
     """The names of columns are 0, 1, 2, …; the last one is no label, or the column of row numbers has no name."""
     rows = [f"{7 - k},{k % 3},{k % 2}" for k in range(8)]
     (tmp_path / "mine.csv").write_text("\n".join(["0,1,2", *rows]))
-    assert own_files.load(str(tmp_path / "mine.csv")).X[:, 0].tolist() == list(range(7, -1, -1))
+    assert user_files.load(str(tmp_path / "mine.csv")).X[:, 0].tolist() == list(range(7, -1, -1))
     (tmp_path / "mine.csv").write_text("\n".join([",0,1,2", *(f"{k},{row[:-1]}{k % 3}" for k, row in enumerate(rows))]))
     with pytest.raises(DataError, match=r"first column has no name and holds row numbers.*index=False"):
-        own_files.load(str(tmp_path / "mine.csv"))
+        user_files.load(str(tmp_path / "mine.csv"))
 
 
 @pytest.mark.parametrize("name", ["mine.svm", "mine.csv", "mine.npz"])
@@ -225,9 +225,9 @@ def test_values_that_overflow_in_the_chosen_type_are_an_error(tmp_path, data, na
     X, y = data
     X[7, 2] = -1e60
     write(tmp_path / name, X, y)
-    assert own_files.load(str(tmp_path / name)).X.min() == -1e60
+    assert user_files.load(str(tmp_path / name)).X.min() == -1e60
     with pytest.raises(DataError, match=r"values up to 1e\+60, which overflow in float32: scale them"):
-        own_files.load(str(tmp_path / name), "float32")
+        user_files.load(str(tmp_path / name), "float32")
 
 
 def member(shape, *, kind="<f8", content=b"", version=b"\x01\x00"):
@@ -250,11 +250,11 @@ def test_archives_whose_headers_are_wrong_are_an_error(tmp_path, X, words):
         archive.writestr("X.npy", X)
         archive.writestr("y.npy", member("(2,)", content=np.arange(2.0).tobytes()))
     with pytest.raises(DataError, match=words):
-        own_files.load(str(tmp_path / "bad.npz"))
+        user_files.load(str(tmp_path / "bad.npz"))
     with zipfile.ZipFile(tmp_path / "good.npz", "w") as archive:
         archive.writestr("X.npy", member("(2, 2)", content=np.arange(4.0).tobytes()))
         archive.writestr("y.npy", member("(2,)", content=np.arange(2.0).tobytes()))
-    assert own_files.load(str(tmp_path / "good.npz")).X.tolist() == [[0, 1], [2, 3]]
+    assert user_files.load(str(tmp_path / "good.npz")).X.tolist() == [[0, 1], [2, 3]]
 
 
 def test_the_command_runs_a_data_file(tmp_path, data, monkeypatch, scheduler, without_figures):
@@ -290,7 +290,7 @@ def test_the_command_reports_an_invalid_file(tmp_path, monkeypatch, capsys, name
 
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(DataError, match=r"is a folder: pass the path of a \.svm"):
-        own_files.load(str(tmp_path))
+        user_files.load(str(tmp_path))
 
 
 def test_a_file_conflicts_with_the_name_of_a_data_set(tmp_path, data, capsys):
@@ -304,13 +304,13 @@ def test_columns_are_standardised_on_request(tmp_path, data):
     X = X * [1.0, 1e4, 1.0, 0.0] + [0.0, 5.0, 3.0, 7.0]
     write(tmp_path / "mine.csv", X, y)
     write(tmp_path / "mine.svm", X, y)
-    dense = own_files.load(str(tmp_path / "mine.csv"), standardise=True).X
+    dense = user_files.load(str(tmp_path / "mine.csv"), standardise=True).X
     scaled = np.column_stack([(column - column.mean()) / (column.std() or 1.0) for column in X.T])
     assert np.allclose(dense, scaled, atol=1e-9)
-    sparse = own_files.load(str(tmp_path / "mine.svm"), standardise=True).X
+    sparse = user_files.load(str(tmp_path / "mine.svm"), standardise=True).X
     assert scipy.sparse.issparse(sparse) and np.allclose(abs(sparse.toarray()).max(axis=0), 1.0)
-    assert "--standardise" in own_files.scale_hint(X) and own_files.scale_hint(dense) == ""
-    assert own_files.scale_hint(scipy.sparse.csr_matrix(X)) == own_files.scale_hint(X)
+    assert "--standardise" in user_files.scale_hint(X) and user_files.scale_hint(dense) == ""
+    assert user_files.scale_hint(scipy.sparse.csr_matrix(X)) == user_files.scale_hint(X)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e25), ("float32", 1e-42), ("float64", 1e200),
@@ -320,7 +320,7 @@ def test_columns_are_standardised_on_request(tmp_path, data):
 def test_columns_whose_squares_overflow_or_underflow_are_standardised(tmp_path, name, dtype, scale):
     X, y = np.array([[1.0, 5.0], [-3.0, 4.0], [2.0, 7.0], [4.0, 0.5]]), np.array([0, 1, 0, 1])
     write(tmp_path / name, X * [scale, 1.0], y)
-    found = own_files.load(str(tmp_path / name), dtype, standardise=True).X
+    found = user_files.load(str(tmp_path / name), dtype, standardise=True).X
     expected = X / abs(X).max(axis=0) if name == "mine.svm" else (X - X.mean(axis=0)) / X.std(axis=0)
     tolerance = 1e-2 if scale < 1e-40 and dtype == "float32" else 1e-6  # of subnormal numbers
     assert found.dtype == dtype
@@ -329,20 +329,20 @@ def test_columns_whose_squares_overflow_or_underflow_are_standardised(tmp_path, 
 
 def test_the_label_may_be_any_column(tmp_path):
     (tmp_path / "mine.csv").write_text("a,sold,b\n1,yes,2\n3,no,4\n5,yes,6\n")
-    loaded = own_files.load(str(tmp_path / "mine.csv"), label="sold")
+    loaded = user_files.load(str(tmp_path / "mine.csv"), label="sold")
     assert loaded.X.tolist() == [[1, 2], [3, 4], [5, 6]] and list(loaded.y) == [1, 0, 1]
-    assert own_files.label_note(loaded).startswith("Label: column 2 of 3, 'sold', 2 classes. To choose another")
+    assert user_files.label_note(loaded).startswith("Label: column 2 of 3, 'sold', 2 classes. To choose another")
     with pytest.raises(DataError, match=r"label = 'bought' is no column of .* has a, sold, b"):
-        own_files.load(str(tmp_path / "mine.csv"), label="bought")
+        user_files.load(str(tmp_path / "mine.csv"), label="bought")
     (tmp_path / "mine.csv").write_text("1,yes,0\n3,no,1\n5,yes,0\n")
     with pytest.raises(DataError, match=r"label = 'yes' is a cell of the first line of .* write a header"):
-        own_files.load(str(tmp_path / "mine.csv"), label="yes")
+        user_files.load(str(tmp_path / "mine.csv"), label="yes")
     (tmp_path / "mine.csv").write_text("a,a,b\n1,2,0\n3,4,1\n")
     with pytest.raises(DataError, match="label = 'a' names 2 columns"):
-        own_files.load(str(tmp_path / "mine.csv"), label="a")
+        user_files.load(str(tmp_path / "mine.csv"), label="a")
     (tmp_path / "mine.svm").write_text("1 1:2\n")
     with pytest.raises(DataError, match="names a column of a CSV"):
-        own_files.load(str(tmp_path / "mine.svm"), label="a")
+        user_files.load(str(tmp_path / "mine.svm"), label="a")
 
 
 def test_the_command_states_its_objective_and_the_accuracy(tmp_path, data, scheduler, without_figures):
