@@ -14,8 +14,8 @@ from sanc.errors import ArgumentTypeError, shown
 T = TypeVar("T")
 
 MAX_CACHED_POINTS = 4
-"""Points of a face, or of a change of variables, whose full vectors are remembered: x, a trial point, an escape point,
-and one more."""
+"""Points whose residuals are kept, or whose full vectors on a face or in other variables: x, a trial point, an escape
+point, and one more."""
 
 
 class RecentCache(Generic[T]):

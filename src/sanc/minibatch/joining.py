@@ -15,8 +15,8 @@ from sanc.core.space import Space, Vector
 from sanc.minibatch.state import MinibatchState
 
 _JOINING_AGE_FRACTION = 0.5
-"""When parameters join, the others count as having joined after this fraction of the steps made. Their averages then leave
-out the earlier iterates, because their best values change too."""
+"""When parameters join, the others count as having joined after this fraction of the steps made. Their averages then
+leave out the earlier iterates, because their best values change too."""
 
 VectorMap = Callable[[Tensor | None, Tensor], Tensor]
 """Returns a vector of the present parameters. Those that stay have the entries of the first argument, a vector of the

@@ -20,7 +20,7 @@ _FIRST_LOSS_OUTLIER_FACTOR = 100.0
 """The first batches may have been outliers if the first loss is this many times a later one: that at the end of the
 second-order phase, or of one of the first averaged steps. The losses at both points are then compared on one batch."""
 _OUTLIER_LOSS_FRACTION = 0.9
-"""The first batches were outliers if the loss at the first point is lower than the present one by this fraction of it."""
+"""The first batches were outliers if the loss at the first point is lower than the present one by this fraction."""
 _CONFIRMED_RISE_FRACTION = 0.5
 """Steps caused a rise of the loss if one batch shows this fraction of it."""
 _ETA_REDUCTION_FACTOR = 0.5

@@ -50,13 +50,13 @@ _ALIGNED_FRACTION = 0.7
 _WARM_UP_PERIODS = 2
 """Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
 _CONVERGED_FRACTION = 0.01
-"""The second-order phase has converged if both are below this fraction: the loss relative to the first loss, and the norm
-of the last step relative to that of an averaged step."""
+"""The second-order phase has converged if both are below this fraction: the loss relative to the first loss, and the
+norm of the last step relative to that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
 _DECAY_THRESHOLD = 0.1
-"""A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that smaller steps
-pay only near the end of a run, as in schedules with a constant rate and a short decay."""
+"""A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that smaller
+steps pay only near the end of a run, as in schedules with a constant rate and a short decay."""
 DISTANCE_DECAY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 
