@@ -22,7 +22,7 @@ NUMBERS = {
         "iteration",
         "largest_grad_norm",
         "last_decrease",
-        "last_joining_steps",
+        "last_extension",
     ),
     *("last_grad_norm", "last_loss", "last_step_was_long", "loss_count", "loss_mean", "loss_variance"),
     *("lowest_loss_mean", "nonfinite_batches", "offset_norm1", "parameter_unit", "peak_lr", "projection_countdown"),
@@ -80,7 +80,7 @@ def test_every_vector_is_rearranged_for_other_parameters():
     for joins in (False, True):
         after = joining.rearranged(state, lambda vector, fill: torch.cat([vector, fill[2:]]), x, joins=joins)
         assert {name: v.shape for name, v in saved_states.saved_vectors(after).items()} == dict.fromkeys(VECTORS, (3,))
-        assert math.isnan(after.caller.checksum) and after.last_joining_steps == (7 if joins else 0)
+        assert math.isnan(after.caller.checksum) and after.last_extension == (7 if joins else 0)
 
 
 def test_a_name_of_a_part_is_in_the_error():

@@ -248,7 +248,7 @@ class AveragedPhase:
         self, state: MinibatchState, moved: _Move, scalars: StepScalars[float], eps: float
     ) -> IterationOutcome:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
-        self.metric.refresh(state.steps + 1 - state.last_joining_steps)
+        self.metric.refresh(state.steps + 1 - state.last_extension)
         record = Record(state.iteration, branch=Branch.AVERAGED)
         self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
         state = replace(state, offset=moved.offset, distance=moved.with_direction_sum(state.distance))
@@ -276,7 +276,7 @@ class AveragedPhase:
     ) -> IterationOutcome:
         """Update the metric; return the new point, the next state and the record."""
         value = step.results.value if oracle.has_values else math.nan
-        self.metric.refresh(state.steps + 1 - state.last_joining_steps)
+        self.metric.refresh(state.steps + 1 - state.last_extension)
         were_at_average = _are_at_average(state, oracle)
         losses, distance = state.losses, moved.with_direction_sum(state.distance)
         if oracle.has_values:

@@ -30,14 +30,14 @@ def rearranged(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins
     def moved(vector: Vector | None, fill: Tensor) -> Vector | None:
         return None if vector is None else vector_map(cast(Tensor, vector), fill)
 
-    joined_at, last_joining_steps = moved(state.joined_at, zeros + state.steps), state.last_joining_steps
+    joined_at, last_extension = moved(state.joined_at, zeros + state.steps), state.last_extension
     if joins:
         ages = vector_map(cast("Tensor | None", state.joined_at), zeros + state.steps)
-        joined_at, last_joining_steps = ages.clamp(min=_JOINING_AGE_FRACTION * state.steps), state.steps
+        joined_at, last_extension = ages.clamp(min=_JOINING_AGE_FRACTION * state.steps), state.steps
     distance, caller = state.distance, state.caller
     return replace(
         state,
-        last_joining_steps=last_joining_steps,
+        last_extension=last_extension,
         offset=moved(state.offset, zeros),
         joined_at=joined_at,
         comparison=replace(state.comparison, first_point=moved(state.comparison.first_point, x)),

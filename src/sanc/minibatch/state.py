@@ -185,7 +185,7 @@ class MinibatchState:
         Consecutive batches that were not finite.
     steps : int
         Averaged steps made.
-    last_joining_steps : int
+    last_extension : int
         Averaged steps made when parameters last joined.
     weight_sum : float
         Sum of the weights in the average.
@@ -225,7 +225,7 @@ class MinibatchState:
     averaged: bool = False
     nonfinite_batches: int = 0
     steps: int = 0
-    last_joining_steps: int = 0
+    last_extension: int = 0
     weight_sum: float = 0.0
     gradient_unit: float = field(default=1.0, metadata={"positive": True})
     parameter_unit: float = 0.0
@@ -256,7 +256,7 @@ class MinibatchState:
             self,
             nonfinite_batches=0,
             steps=0,
-            last_joining_steps=0,
+            last_extension=0,
             weight_sum=0.0,
             offset=None,
             joined_at=None,

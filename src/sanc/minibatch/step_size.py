@@ -106,7 +106,7 @@ class StepSize(Piece):
 
     def _base(self, state: MinibatchState) -> float:
         """Return η in units of a typical weight, after the warm-up and before the decay."""
-        steps = state.steps - state.last_joining_steps
+        steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
         aligned = is_warm and _is_aligned(state.distance)
         limit = math.inf if aligned and state.losses.loss_count else _MAX_DISTANCE_FACTOR * self.scale
