@@ -332,7 +332,7 @@ def test_in_the_core_only_the_oracle_counts():
 
 
 def replaces_a_state(node):
-    """Whether it is a call such as `replace(self.state, …)`."""
+    """Return whether it is a call such as `replace(self.state, …)`."""
     if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"):
         return False
     return getattr(node.args[0], "attr", getattr(node.args[0], "id", "")) == "state"
@@ -438,6 +438,23 @@ def test_prose_and_names_have_words_of_the_field():
             assert not (found := VAGUE.search(prose)), f"{path}:{number}: {found}"
 
 
+def test_descriptions_of_conditions_have_one_form():
+    """A function returns whether something holds, a property is whether it holds; numbers of equations are last."""
+    properties = 0
+    for path in modules():
+        for node in nodes(path):
+            sentence = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if sentence is None:
+                continue
+            is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+            is_condition = node.returns is not None and ast.unparse(node.returns) == "bool"
+            place = f"{path}:{node.lineno}: {sentence}"
+            assert not re.match(r"\d\.\d", sentence), place
+            assert sentence.startswith("Whether ") == (is_property and is_condition), place
+            properties += is_property and is_condition
+    assert properties > 30
+
+
 def names_in(path):
     """Names that a file assigns, as variables, attributes, arguments, functions and classes, with their lines."""
     for node in nodes(path):
@@ -500,7 +517,7 @@ NO_ROW = {
 
 
 def is_numeric(value):
-    """Whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
+    """Return whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
     parts = [part for entry in getattr(value, "values", [value]) for part in ast.walk(entry)]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]

@@ -107,7 +107,7 @@ class Leaves:
         return kinds == [(dtype, self.device) for dtype in self._types] and shapes == self.shapes
 
     def matches(self, other: Leaves) -> bool:
-        """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
+        """Return whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
         same = self.shapes == other.shapes and (self._types, self.device) == (other._types, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 

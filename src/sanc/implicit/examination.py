@@ -186,7 +186,7 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
 
 
 def _reaches_bound(oracle: Oracle, x: Any, margin: float = 0.0) -> bool:
-    """Whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
+    """Return whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
     box = oracle.box
     return box is not None and bool(((x - box.lower <= margin) | (box.upper - x <= margin)).any())
 

@@ -103,7 +103,7 @@ class DifferentiableMinimum:
         return self._examined.curvature.certificate
 
     def matches(self, x: Tensor, theta: tuple[Tensor, ...]) -> bool:
-        """Whether this is the minimum at x for these parameters."""
+        """Return whether this is the minimum at x for these parameters."""
         same = x.shape == self.x.shape and torch.equal(x, self.x)
         return same and all(a is b or torch.equal(a, b) for a, b in zip(theta, self.theta, strict=True))
 

@@ -322,12 +322,12 @@ def _tensor(leaf: Any) -> Tensor:
 
 
 def _is_parameter(leaf: Any) -> bool:
-    """Whether a leaf of theta can have a gradient."""
+    """Return whether a leaf of theta can have a gradient."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _is_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to a parameter is asked for: a gradient, or a tangent of the forward mode."""
+    """Return whether a derivative by a parameter is asked for: a gradient, or a tangent of the forward mode."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

@@ -111,7 +111,7 @@ class LeastSquaresRun(Run):
         return self._test_point()
 
     def _is_root(self, evaluation: ResidualEvaluation, step: Floats | None) -> bool:
-        """Whether the residuals vanish, or decreased slowly below their own roundoff and hardly change with x.
+        """Return whether the residuals vanish, or decreased slowly below their own roundoff and hardly change with x.
 
         At a multiple root where variables are zero, the gradient stays large relative to the residuals, and neither has
         a rounding error: both would decrease, by a constant factor in each step, until they underflow. Where the cost

@@ -243,7 +243,7 @@ def bound_curvature(
 
 
 def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:
-    """Whether roundoff alone prevents bounds on λ_min of this accuracy, so that more products cannot help."""
+    """Return whether roundoff alone prevents bounds on λ_min of this accuracy, so that more products cannot help."""
     if bound.is_full or not error > 0.0:
         return False
     gaps = bound.spectrum.values - bound.spectrum.leftmost
