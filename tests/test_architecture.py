@@ -455,6 +455,42 @@ def test_descriptions_of_conditions_have_one_form():
     assert properties > 30
 
 
+def documented_names(docstring):
+    """Return the names in the sections of parameters and attributes; None without such a section."""
+    sections = re.findall(
+        r"^(?:Parameters|Attributes)\n-+\n(.*?)(?=\n\n\w[^\n]*\n---|\Z)", docstring, re.MULTILINE | re.DOTALL
+    )
+    entries = [line.split(" : ")[0] for section in sections for line in re.findall(r"^\S.*", section, re.MULTILINE)]
+    return {name for entry in entries for name in re.findall(r"\w+", entry)} if sections else None
+
+
+def public_members(node):
+    """Return the arguments of a function, or the public attributes that a class annotates or its __init__ sets."""
+    if isinstance(node, ast.FunctionDef):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        return {argument.arg for argument in arguments} - {"self", "cls"}
+    names = {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            targets = [target for part in ast.walk(item) for target in written(part)]
+            names |= {target.attr for target in targets if getattr(target.value, "id", "") == "self"}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_sections_of_docstrings_are_complete():
+    """Where a docstring lists parameters or attributes, it lists all of them."""
+    complete = 0
+    for path in modules():
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                documented = documented_names(ast.get_docstring(node) or "")
+                if documented is not None:
+                    missing = public_members(node) - documented
+                    assert not missing, f"{path}:{node.lineno}: {node.name} does not describe {sorted(missing)}"
+                    complete += 1
+    assert complete > 150
+
+
 def names_in(path):
     """Names that a file assigns, as variables, attributes, arguments, functions and classes, with their lines."""
     for node in nodes(path):

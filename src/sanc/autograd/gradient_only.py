@@ -20,8 +20,12 @@ class GradientOnlyOracle(Oracle):
 
     Attributes
     ----------
+    space, meter, parameters
+        As in `Oracle`.
+    g : Tensor
+        The gradient, with weight decay, as a flat vector.
     do_work : callable or None
-        Returns ``work(f, ∇f, inputs)``, perhaps replayed from a CUDA graph; None: the work is called.
+        Returns ``work(f, ∇f, inputs)``, replayed from a CUDA graph where possible; None: the work is called.
     """
 
     has_values = False

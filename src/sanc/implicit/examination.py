@@ -85,12 +85,16 @@ def examine(
 
     Parameters
     ----------
+    oracle, x : Oracle, vector
+        Evaluates f as a function of the free variables, and its minimum as the run found it.
     gradient : callable
         ∇f as a function of all variables that torch differentiates.
     result : Result
         The result of the run.
     gradient_tolerance : float
         Tolerance of the run on ‖∇f‖; infinite if it had another one.
+    options : SolveOptions
+        Options of `argmin` for derivatives.
     """
     examined = _curvature(oracle, x, gradient, result, gradient_tolerance, options)
     if examined.problem:

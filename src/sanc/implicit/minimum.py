@@ -46,6 +46,8 @@ class DifferentiableMinimum:
         The flat point.
     theta : tuple of Tensor
         The parameters, without a graph.
+    options : SolveOptions
+        Options of `argmin` for derivatives.
     solution : Solution
         The report, to which every linear system is added.
     mixed : MixedDerivative

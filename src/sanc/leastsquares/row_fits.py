@@ -162,6 +162,12 @@ class _RowFits:
 
     Attributes
     ----------
+    problem : FitProblem
+        Evaluates the rows.
+    lower, upper : Tensor or None
+        Bounds of the parameters of each row.
+    limits : RunLimits
+        Limits of all runs together.
     outputs : dict of Tensor
         What the chosen fits of the rows ended with, with the evaluations of all of them.
     """

@@ -53,6 +53,11 @@ class ManyIteration:
         Limits on the iterations and trial points of a row.
     seed : int
         Seed of the signs in the hard case and of escape steps along ±v.
+
+    Attributes
+    ----------
+    rules : RowRules
+        The decisions that depend on settings of the method.
     """
 
     def __init__(self, problem: RowProblem, max_iter: float, max_trials: float, seed: int) -> None:

@@ -118,6 +118,15 @@ class LinearSum(FiniteSum):
         Weights of the rows.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of w, without penalty.
+
+    Attributes
+    ----------
+    n, dim, dtype
+        As in `FiniteSum`.
+    features : int
+        Number of features, the columns of X.
+    columns : int
+        Number of margins of each row.
     """
 
     columns = 1

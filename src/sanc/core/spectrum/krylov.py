@@ -61,6 +61,10 @@ class Lanczos:
 
     Attributes
     ----------
+    space : Space
+        The space of the vectors.
+    unread_start_norm : scalar
+        ‖start‖, unread.
     columns : list of lists
         (α_j, β_j), and qᵀg with `gradient`; unread.
     projections : list

@@ -40,6 +40,14 @@ class MonitoredLanczos:
 
     Attributes
     ----------
+    operator : Operator
+        The Hessian.
+    space : Space
+        The space of its vectors.
+    lanczos : Lanczos
+        The process, with scaled products.
+    krylov : Krylov
+        Its Krylov space.
     start : vector or None
         The start vector, if the basis is stored.
     difference_error_squared : float
