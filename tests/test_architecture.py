@@ -332,7 +332,7 @@ def test_in_the_core_only_the_oracle_counts():
 
 
 def replaces_a_state(node):
-    """Whether it is a call such as `replace(self.state, …)`."""
+    """Return whether it is a call such as `replace(self.state, …)`."""
     if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"):
         return False
     return getattr(node.args[0], "attr", getattr(node.args[0], "id", "")) == "state"
@@ -438,6 +438,59 @@ def test_prose_and_names_have_words_of_the_field():
             assert not (found := VAGUE.search(prose)), f"{path}:{number}: {found}"
 
 
+def test_descriptions_of_conditions_have_one_form():
+    """A function returns whether something holds, a property is whether it holds; numbers of equations are last."""
+    properties = 0
+    for path in modules():
+        for node in nodes(path):
+            sentence = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if sentence is None:
+                continue
+            is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+            is_condition = node.returns is not None and ast.unparse(node.returns) == "bool"
+            place = f"{path}:{node.lineno}: {sentence}"
+            assert not re.match(r"\d\.\d", sentence), place
+            assert sentence.startswith("Whether ") == (is_property and is_condition), place
+            properties += is_property and is_condition
+    assert properties > 30
+
+
+def documented_names(docstring):
+    """Return the names in the sections of parameters and attributes; None without such a section."""
+    sections = re.findall(
+        r"^(?:Parameters|Attributes)\n-+\n(.*?)(?=\n\n\w[^\n]*\n---|\Z)", docstring, re.MULTILINE | re.DOTALL
+    )
+    entries = [line.split(" : ")[0] for section in sections for line in re.findall(r"^\S.*", section, re.MULTILINE)]
+    return {name for entry in entries for name in re.findall(r"\w+", entry)} if sections else None
+
+
+def public_members(node):
+    """Return the arguments of a function, or the public attributes that a class annotates or its __init__ sets."""
+    if isinstance(node, ast.FunctionDef):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        return {argument.arg for argument in arguments} - {"self", "cls"}
+    names = {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            targets = [target for part in ast.walk(item) for target in written(part)]
+            names |= {target.attr for target in targets if getattr(target.value, "id", "") == "self"}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_sections_of_docstrings_are_complete():
+    """Where a docstring lists parameters or attributes, it lists all of them."""
+    complete = 0
+    for path in modules():
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                documented = documented_names(ast.get_docstring(node) or "")
+                if documented is not None:
+                    missing = public_members(node) - documented
+                    assert not missing, f"{path}:{node.lineno}: {node.name} does not describe {sorted(missing)}"
+                    complete += 1
+    assert complete > 150
+
+
 def names_in(path):
     """Names that a file assigns, as variables, attributes, arguments, functions and classes, with their lines."""
     for node in nodes(path):
@@ -500,7 +553,7 @@ NO_ROW = {
 
 
 def is_numeric(value):
-    """Whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
+    """Return whether an expression is a number, a tuple of numbers or a dictionary of them, without a call."""
     parts = [part for entry in getattr(value, "values", [value]) for part in ast.walk(entry)]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]

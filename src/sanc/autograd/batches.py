@@ -174,6 +174,13 @@ class ThreeSamples:
     device : torch.device or str, optional
         Device of the batches.
 
+    Attributes
+    ----------
+    sizes : tuple of three int
+        Rows of each sample.
+    draws : int
+        Number of draws so far.
+
     Examples
     --------
     >>> import torch, sanc

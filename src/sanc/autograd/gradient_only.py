@@ -20,6 +20,10 @@ class GradientOnlyOracle(Oracle):
 
     Attributes
     ----------
+    space, meter, parameters
+        As in `Oracle`.
+    g : Tensor
+        The gradient, with weight decay, as a flat vector.
     do_work : callable or None
         Returns ``work(f, ∇f, inputs)``, replayed from a CUDA graph where possible; None: the work is called.
     """

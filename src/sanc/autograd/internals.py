@@ -48,7 +48,7 @@ def intermediate_entries(tensor: Tensor) -> int:
 
 
 def _is_marked(backward: Any) -> bool:
-    """Whether torch's once_differentiable wraps this function."""
+    """Return whether torch's once_differentiable wraps this function."""
     while backward is not None:
         code = getattr(backward, "__code__", None)
         if code is not None and code.co_qualname.startswith("once_differentiable."):

@@ -70,6 +70,16 @@ class Leaves:
 
     Attributes
     ----------
+    tensors : list of Tensor
+        The leaves.
+    decays, rates : list of float
+        Weight decay of each leaf, and the factor on its step size; `rates` is empty if all are 1.
+    shapes : list of tuple of int
+        Shapes of the leaves, as far as this process holds them.
+    dim : int
+        Dimension of the vectors.
+    device : torch.device
+        Device of the leaves and the vectors.
     dtype : torch.dtype
         Type of the vectors: float32 for leaves of bfloat16 and float16, otherwise the type of the leaves.
     is_low_precision : bool
@@ -107,7 +117,7 @@ class Leaves:
         return kinds == [(dtype, self.device) for dtype in self._types] and shapes == self.shapes
 
     def matches(self, other: Leaves) -> bool:
-        """Whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
+        """Return whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
         same = self.shapes == other.shapes and (self._types, self.device) == (other._types, other.device)
         return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 

@@ -52,6 +52,10 @@ class AutogradOracle(Oracle):
 
     Attributes
     ----------
+    space, meter, exact, hvp
+        As in `Oracle`.
+    leaves : Leaves
+        The layout of the leaf tensors in the flat vectors.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     reached : list of bool
@@ -63,6 +67,8 @@ class AutogradOracle(Oracle):
         empty before the first step.
     is_unused : bool
         Whether nothing was evaluated yet.
+    loss_differentiates : bool
+        Whether the loss calls `torch.autograd.grad`, so that values need a graph, too.
     module_calls : int
         Calls of modules in the last evaluation of a value.
     usual_module_calls : int
@@ -82,7 +88,7 @@ class AutogradOracle(Oracle):
         self._samples: tuple[Sample, Sample, Sample] | None = None
         self._inspected = False  # whether a graph was searched for once-differentiable functions
         self.style = ""
-        self.loss_differentiates = False  # whether the loss calls torch.autograd.grad, so that values need a graph
+        self.loss_differentiates = False
         self._products = True  # whether the iteration computes Hessian products
         self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.is_unused = True

@@ -143,7 +143,7 @@ def largest_term(value: float, hessian_norm: float, length_scale: float, unit_va
 
 
 def is_within_cancellation(actual: float, predicted: float, term_size: float, eps: float) -> bool:
-    """Whether the decrease of f is below the cancellation error of terms of this size."""
+    """Return whether the decrease of f is below the cancellation error of terms of this size."""
     return abs(actual) <= CANCELLATION_ERRORS * eps * term_size and predicted <= math.sqrt(eps) * term_size
 
 

@@ -300,7 +300,7 @@ class Iteration:
         return checked
 
     def _stopping_test(self, progress: _Progress, decision: Decision) -> bool:
-        """2.7: whether d = 0 and ‖s‖ ≤ ε_s; with samples, d = 0 counts only if g = 0."""
+        """Return whether d = 0 and ‖s‖ ≤ ε_s (2.7); with samples, d = 0 counts only if g = 0."""
         here, step = progress.here, progress.step
         is_conclusive = here.oracle.exact or here.grad_norm == 0.0
         return decision.zero_step and is_conclusive and (step is None or step.norm <= self.method.epsilon_s)
@@ -399,7 +399,7 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
 
 
 def _is_like_x(here: Point, entry: Any) -> bool:
-    """Whether an object is a vector of the type and shape of x."""
+    """Return whether an object is a vector of the type and shape of x."""
     x: Any = here.x
     return isinstance(entry, type(x)) and entry.shape == x.shape
 

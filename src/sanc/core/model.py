@@ -82,7 +82,7 @@ class KrylovSubspace:
 
     @property
     def products(self) -> int:
-        """Hessian products that the basis took."""
+        """Hessian products computed for the basis; n if the Hessian is formed as a matrix."""
         return self.krylov.products
 
     @property
@@ -182,7 +182,7 @@ class KrylovModel(Piece):
         return SAMPLED_KRYLOV_DIM if self.krylov_dim is None and here.one_sample else self.krylov_dim
 
     def build(self, here: Point) -> KrylovSubspace:
-        """2.2 and 2.4: return the Krylov space of the Hessian at the point."""
+        """Return the Krylov space of the Hessian at the point (2.2, 2.4)."""
         operator = here.oracle.hessian(here.x)
         try:
             return self.build_in(here, operator)
@@ -346,7 +346,7 @@ class _TestSchedule(NamedTuple):
         return cls(dim + 1, dim + max(_MIN_TEST_INTERVAL, dim // _TEST_DIVISOR), multiplier)
 
     def is_early(self, krylov: Krylov, tolerance: float) -> bool:
-        """Whether the test is left out at the present dimension."""
+        """Return whether the test is left out at the present dimension."""
         if krylov.dim < self.next_dim:
             return True
         limit = _PREDICTION_FACTOR * tolerance
@@ -424,7 +424,7 @@ def _inaccurate_multiplier(
 def _is_accurate(
     model: KrylovModel, here: Point, krylov: Krylov, step: cubic.CubicStep, units: Units, tolerance: float
 ) -> bool:
-    """2.2: whether ‖∇m(s)‖ = β_j |u_j| is small enough."""
+    """Return whether ‖∇m(s)‖ = β_j |u_j| is small enough (2.2)."""
     residual = krylov.residual_of(step.u)
     if model.uses_forcing_term and here.below_precision(step.norm):
         # In a narrow valley only the step across it is so short: a larger space contains the step along the valley.

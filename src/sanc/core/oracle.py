@@ -235,7 +235,7 @@ class Oracle(Embedding, ABC):
     # With bounds.
 
     def is_inside(self, x: Vector) -> bool:
-        """Whether x is within the bounds."""
+        """Return whether x is within the bounds."""
         return True
 
     def move(self, x: Vector, d: Vector) -> Vector:

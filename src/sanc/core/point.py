@@ -124,7 +124,7 @@ class Point:
 
     @cached_property
     def x_norm(self) -> float:
-        """‖x‖."""
+        """‖x‖, the norm of the current point."""
         return self.oracle.norm(self.x)
 
     @cached_property
@@ -166,7 +166,7 @@ class Point:
         return measure_units(self.value, grad_norm, product_norm, self.x_norm)
 
     def below_precision(self, step_norm: float) -> bool:
-        """Whether x + s equals x in working precision, given ‖s‖."""
+        """Return whether x + s equals x in working precision, given ‖s‖."""
         return step_norm <= self.space.eps * self.x_norm < math.inf
 
     def random_bit(self, purpose: int) -> bool:

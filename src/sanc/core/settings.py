@@ -53,7 +53,7 @@ class Piece:
 
 
 def is_user_defined(piece: object) -> bool:
-    """Whether the class of a piece is not of this package."""
+    """Return whether the class of a piece is not of this package."""
     return not type(piece).__module__.startswith("sanc.")
 
 

@@ -179,6 +179,8 @@ class NumpySpace(Space):
         Dimension of the vectors.
     dtype : numpy.dtype
         Their type.
+    eps, max : float
+        Machine epsilon and largest number of their type.
     """
 
     def __init__(self, dim: int, dtype: npt.DTypeLike) -> None:

@@ -130,7 +130,7 @@ def _find_extremes(
 
 
 def _differences_contradict(network: NetworkLoss, extremes: Extremes, seed: int) -> bool:
-    """Whether a product differs from a difference of gradients by more than the error of that difference.
+    """Return whether a product differs from a difference of gradients by more than the error of that difference.
 
     Otherwise the asymmetry is roundoff, as where a network fits all rows and its Hessian is almost zero.
     """

@@ -90,10 +90,18 @@ def measure_dimension(
 
     Parameters
     ----------
+    oracle, x : Oracle, vector
+        Evaluates the Hessian, and the point.
+    extremes : Extremes
+        The bounds on the extreme eigenvalues, whose Ritz pairs are used again.
     known : mapping
         Orthonormal eigenvectors by the index of their Ritz pair.
     seeds, count : iterable, int
         Seeds of the random starts, and how many there are. Fewer are used where the error of products is the largest.
+    store : bool
+        Keep the Lanczos vectors, and reorthogonalise them.
+    time_is_up : callable
+        Returns whether the time limit has passed.
     """
     dim, complement_dim = oracle.space.dim, oracle.space.dim - len(known)
     quadratures: list[_Quadrature] = []

@@ -248,7 +248,7 @@ def _report(
 
 
 def _may_be_rough(leaves: Leaves) -> bool:
-    """Whether losses of float32 parameters may be computed in a lower precision."""
+    """Return whether losses of float32 parameters may be computed in a lower precision."""
     return leaves.dtype == torch.float32 and (autocast_of(leaves.device) is not None or leaves.device.type == "cuda")
 
 

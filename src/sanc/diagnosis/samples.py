@@ -159,7 +159,7 @@ def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Calla
 
 
 def _is_criterion(loss: Any) -> bool:
-    """Whether a loss is a function of outputs and targets: a module, or a function of `torch.nn.functional`."""
+    """Return whether a loss is a function of outputs and targets: a module, or a function of `torch.nn.functional`."""
     function = loss.func if isinstance(loss, partial) else loss
     return isinstance(function, nn.Module) or getattr(function, "__module__", "") == nn.functional.__name__
 

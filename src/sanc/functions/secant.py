@@ -72,7 +72,7 @@ class SecantOracle(DifferenceOracle):
         return super().evaluate_gradient(x)
 
     def _is_accurate(self, x: Vector, g: Vector) -> bool:
-        """Whether the error of a forward difference is negligible beside the gradient norm."""
+        """Return whether the error of a forward difference is negligible beside the gradient norm."""
         assert self._matrix is not None
         sizes = np.maximum(1.0, np.abs(_array(self, x)))
         step = math.sqrt(self.space.eps) * sizes

@@ -192,7 +192,7 @@ class CapturedOracle(AutogradOracle):
     # Replaying.
 
     def fits(self, leaves: Leaves) -> bool:
-        """Whether the recordings use these leaves, with the same memory and weight decays."""
+        """Return whether the recordings use these leaves, with the same memory and weight decays."""
         same = leaves.matches(self.leaves) and leaves.decays == self.leaves.decays
         return same and _memory_layout(leaves) == self._layout
 

@@ -15,7 +15,7 @@ Function = Callable[..., "Tensor | tuple[Tensor, ...]"]
 
 
 def is_transformed(tensors: Sequence[Tensor]) -> bool:
-    """Whether a transform of torch.func is at work: one of the tensors is a wrapper that the transform made."""
+    """Return whether a transform of torch.func is at work: one of the tensors is a wrapper that the transform made."""
     return any(torch.func.debug_unwrap(tensor, recurse=False) is not tensor for tensor in tensors)
 
 

@@ -85,12 +85,16 @@ def examine(
 
     Parameters
     ----------
+    oracle, x : Oracle, vector
+        Evaluates f as a function of the free variables, and its minimum as the run found it.
     gradient : callable
         ∇f as a function of all variables that torch differentiates.
     result : Result
         The result of the run.
     gradient_tolerance : float
         Tolerance of the run on ‖∇f‖; infinite if it had another one.
+    options : SolveOptions
+        Options of `argmin` for derivatives.
     """
     examined = _curvature(oracle, x, gradient, result, gradient_tolerance, options)
     if examined.problem:
@@ -186,7 +190,7 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
 
 
 def _reaches_bound(oracle: Oracle, x: Any, margin: float = 0.0) -> bool:
-    """Whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
+    """Return whether a free variable of x is at a bound, beyond it, or within `margin` of it."""
     box = oracle.box
     return box is not None and bool(((x - box.lower <= margin) | (box.upper - x <= margin)).any())
 

@@ -28,7 +28,7 @@ def free_variables(result: Any) -> Tensor | None:
 
 
 def has_weak_bounds(result: Any) -> bool:
-    """Whether a variable of a result is at a bound with a multiplier of zero up to `tol`."""
+    """Return whether a variable of a result is at a bound with a multiplier of zero up to `tol`."""
     marked = _marked(result, "weakly_active")
     return marked is not None and bool(marked.any())
 

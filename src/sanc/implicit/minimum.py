@@ -46,6 +46,8 @@ class DifferentiableMinimum:
         The flat point.
     theta : tuple of Tensor
         The parameters, without a graph.
+    options : SolveOptions
+        Options of `argmin` for derivatives.
     solution : Solution
         The report, to which every linear system is added.
     mixed : MixedDerivative
@@ -103,7 +105,7 @@ class DifferentiableMinimum:
         return self._examined.curvature.certificate
 
     def matches(self, x: Tensor, theta: tuple[Tensor, ...]) -> bool:
-        """Whether this is the minimum at x for these parameters."""
+        """Return whether this is the minimum at x for these parameters."""
         same = x.shape == self.x.shape and torch.equal(x, self.x)
         return same and all(a is b or torch.equal(a, b) for a, b in zip(theta, self.theta, strict=True))
 

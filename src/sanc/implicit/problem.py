@@ -84,7 +84,7 @@ class ImplicitProblem:
         return rebuild(self._theta_tree, (next(given) if _is_parameter(leaf) else leaf for leaf in leaves))
 
     def value(self, x: Tensor, *theta: Tensor) -> Tensor:
-        """f(x, θ) of a flat x, with a graph."""
+        """Return f(x, θ) of a flat x, with its graph."""
         return self._fun(self.unflatten(x), self.parameters(theta)).reshape(())
 
     # ------------------------------------------------------------------ the minimum
@@ -324,12 +324,12 @@ def _tensor(leaf: Any) -> Tensor:
 
 
 def _is_parameter(leaf: Any) -> bool:
-    """Whether a leaf of theta can have a gradient."""
+    """Return whether a leaf of theta can have a gradient."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _is_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to a parameter is asked for: a gradient, or a tangent of the forward mode."""
+    """Return whether a derivative by a parameter is asked for: a gradient, or a tangent of the forward mode."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
@@ -341,5 +341,5 @@ def _leaves(v: Any) -> list[Any]:
 
 
 def _norm(v: Any) -> float:
-    """Euclidean norm of a tensor or of all leaves of a tree."""
+    """Return the Euclidean norm of a tensor or of all leaves of a tree."""
     return math.hypot(*map(norm_of, _leaves(v)))

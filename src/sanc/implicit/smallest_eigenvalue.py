@@ -63,7 +63,7 @@ class Curvature:
 
 
 def forms_hessian(dim: int, run_products: int, max_products: int | None) -> bool:
-    """Whether all columns of the Hessian are expected to cost less than the products that they replace."""
+    """Return whether all columns of the Hessian are expected to cost less than the products that they replace."""
     if max_products is not None and max_products < dim:
         return False
     return dim <= max(ALWAYS_FORMED_DIM, min(_MAX_FORMED_DIM, _MAX_DIM_PER_PRODUCT * run_products))

@@ -20,7 +20,7 @@ MAX_MATRIX_ENTRIES = 250_000_000
 
 
 def fits_in_memory(m: int, n: int) -> bool:
-    """Whether a Jacobian of m rows and n columns is stored as a matrix."""
+    """Return whether a Jacobian of m rows and n columns is stored as a matrix."""
     return min(m, n) <= MAX_GRAM_SIDE and m * n <= MAX_MATRIX_ENTRIES
 
 

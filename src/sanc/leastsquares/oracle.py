@@ -50,6 +50,16 @@ class ResidualOracle(CallableOracle):
     ----------
     residuals : Residuals
         The functions of the caller.
+    loss : Loss
+        φ and C.
+    tol : float
+        Tolerance on ‖∇f‖/‖w‖; see `tolerance`.
+    noise : float or None
+        Relative error of the Jacobian; None: the machine precision.
+    has_user_gradient, hvp
+        As in `Oracle`.
+    hessp : callable or None
+        Returns products with the whole Hessian, if torch differentiates the residuals.
     exponents : ndarray
         Binary exponents: d_j = 2^−exponent; −∞ for a column that was always zero, with d_j = 1.
     variables : Variables

@@ -38,6 +38,19 @@ class Residuals:
         Whether the points are tensors.
     jac : callable, str or None
         The Jacobian, a scheme of differences, or None for automatic differentiation.
+    args : tuple
+        Further arguments of the functions.
+
+    Attributes
+    ----------
+    meter : Meter
+        The counters of the calls.
+    box : Box or None
+        Bounds that differences do not leave.
+    count : int or None
+        Number of residuals; None before the first call.
+    network : NetworkResiduals or None
+        The residuals of a network, which compute their Jacobian themselves.
     """
 
     def __init__(self, fun: Any, build: Callable[[Any], Any], is_torch: bool, jac: Any, args: tuple[Any, ...]) -> None:

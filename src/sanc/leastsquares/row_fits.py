@@ -162,6 +162,12 @@ class _RowFits:
 
     Attributes
     ----------
+    problem : FitProblem
+        Evaluates the rows.
+    lower, upper : Tensor or None
+        Bounds of the parameters of each row.
+    limits : RunLimits
+        Limits of all runs together.
     outputs : dict of Tensor
         What the chosen fits of the rows ended with, with the evaluations of all of them.
     """
@@ -213,7 +219,7 @@ class _RowFits:
             self.outputs[name] = total.index_add(0, self.problem.data_rows, everything[name])
 
     def agree_with(self, mapped: MappedModel) -> bool:
-        """Whether the residuals of all rows, and some Jacobians, are those of a mapped model at the solutions."""
+        """Return whether residuals of all rows, and some Jacobians, are those of a mapped model at the solutions."""
         model, p, data = self.problem.model, self.outputs["x"], self.problem.data
         if model is mapped:
             return True
@@ -228,7 +234,7 @@ class _RowFits:
         return len(p) == 1 or is_pointwise(mapped.f, p, data, mapped.linearised(p, data))
 
     def _is_stopped(self) -> bool:
-        """Whether the time limit or the callback ended a run."""
+        """Return whether the time limit or the callback ended a run."""
         status = self.outputs["status"]
         return bool(((status == Status.TIME_LIMIT) | (status == Status.CALLBACK)).any())
 

@@ -111,7 +111,7 @@ class LeastSquaresRun(Run):
         return self._test_point()
 
     def _is_root(self, evaluation: ResidualEvaluation, step: Floats | None) -> bool:
-        """Whether the residuals vanish, or decreased slowly below their own roundoff and hardly change with x.
+        """Return whether the residuals vanish, or decreased slowly below their own roundoff and hardly change with x.
 
         At a multiple root where variables are zero, the gradient stays large relative to the residuals, and neither has
         a rounding error: both would decrease, by a constant factor in each step, until they underflow. Where the cost
@@ -156,7 +156,10 @@ class LeastSquaresRun(Run):
         return oracle.norm(oracle.column_variables(evaluation).gradient(evaluation.gradient()))
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
-        """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""
+        """Continue in other variables.
+
+        σ, step norms and length scales change so that the model of the last step keeps its terms.
+        """
         oracle, full = self.residual_oracle, self.full_oracle
         x = oracle.unscaled(self.point)
         old = oracle.scale

@@ -84,5 +84,5 @@ def _largest_batch(matrices: Tensor) -> int:
 
 
 def _has_long_rows(matrix: Tensor) -> bool:
-    """Whether products with a matrix are element-wise."""
+    """Return whether products with a matrix are element-wise."""
     return not _HAS_MKL and matrix.device.type == "cpu" and matrix.shape[1] <= _ELEMENTWISE_ROWS < matrix.shape[2]

@@ -42,6 +42,15 @@ class RowLanczos:
         The start vectors.
     eps : float
         Machine epsilon of the products.
+
+    Attributes
+    ----------
+    start_norm : Tensor
+        ‖start‖ of each row.
+    basis : Tensor
+        q_1, q_2, … of each row, along its second dimension.
+    alpha, beta : list of Tensor
+        α_j and β_j of all rows, by iteration.
     """
 
     def __init__(self, products: Callable[[Tensor], Tensor], start: Tensor, eps: float) -> None:

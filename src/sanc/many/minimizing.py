@@ -341,7 +341,7 @@ def row_bounds(bounds: Any, points: StartingRows) -> tuple[Tensor | None, Tensor
 
 
 def _is_for_all(side: Any, x: Tensor) -> bool:
-    """Whether a side has bounds for every row."""
+    """Return whether a side has bounds for every row."""
     shape = tuple(np.shape(side)) if isinstance(side, np.ndarray | Tensor) else ()
     return len(shape) > 1 and shape[0] == len(x) and math.prod(shape) == x.numel()
 

@@ -233,7 +233,7 @@ class AveragedPhase:
         return scalars, inputs
 
     def _can_read_later(self, state: MinibatchState, oracle: Oracle) -> bool:
-        """Whether the next point does not depend on the results of the step.
+        """Return whether the next point does not depend on the results of the step.
 
         It depends on them with losses, which may return the iteration to an earlier point, and in the first steps. It
         also does while the caller projects x, and with a metric whose directions may not be finite.
@@ -398,10 +398,10 @@ def _expecting_projections(state: MinibatchState) -> MinibatchState:
 
 
 def _points_differ(state: MinibatchState) -> bool:
-    """Whether gradients are taken at another point than the average."""
+    """Return whether gradients are taken at another point than the average."""
     return state.offset is not None and not state.caller.projection_countdown
 
 
 def _are_at_average(state: MinibatchState, oracle: Oracle) -> bool:
-    """Whether the parameters are at the average: with closures, and while the caller projects them."""
+    """Return whether the parameters are at the average: with closures, and while the caller projects them."""
     return oracle.parameters is None or state.caller.projection_countdown > 0

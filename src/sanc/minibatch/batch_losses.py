@@ -94,13 +94,13 @@ def updated_losses(losses: MeanLoss, x: Vector, value: float, lower_bound: float
 
 
 def has_risen(losses: MeanLoss) -> bool:
-    """Whether the mean loss is far above its lowest value."""
+    """Return whether the mean loss is far above its lowest value."""
     rise = losses.loss_mean - losses.lowest_loss_mean
     return losses.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(losses.loss_variance)
 
 
 def has_stagnated(losses: MeanLoss) -> bool:
-    """Whether the mean loss has not fallen since the last test."""
+    """Return whether the mean loss has not fallen since the last test."""
     return losses.loss_mean > losses.tested_loss_mean - _FALL_DEVIATIONS * math.sqrt(losses.loss_variance)
 
 

@@ -56,6 +56,10 @@ class MinibatchIteration:
 
     Attributes
     ----------
+    settings : Minibatch
+        The `minibatch` of the method.
+    second_order : Iteration
+        Makes the second-order steps.
     state : MinibatchState
         The state after the last iteration. Results of an averaged step that the host has not read are missing until
         `finish_step`.

@@ -87,7 +87,7 @@ def _return_to_safe_point(state: MinibatchState, x: Vector, oracle: Oracle, reco
 
 
 def steps_raised_loss(losses: MeanLoss, x: Vector, oracle: Oracle) -> bool:
-    """Whether one batch confirms that the steps since the last safe point caused the rise of the mean loss."""
+    """Return whether one batch confirms that the steps since the last safe point caused the rise of the mean loss."""
     safe_point = losses.safe_point
     if safe_point is None or safe_point is x:
         return False
@@ -118,7 +118,7 @@ def start_of_averaging(comparison: BatchComparison, x: Vector, value: float, ora
 
 
 def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool) -> bool:
-    """Whether the loss at the first point is below the present one; far below it if the first loss was normal."""
+    """Return whether the loss at the first point is below the present one, by far if the first loss was normal."""
     return first_loss < value - (_OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0)
 
 

@@ -200,7 +200,7 @@ def regrown_eta_reduction(eta_reduction: float, distance: DistanceBound) -> floa
 
 
 def _is_aligned(distance: DistanceBound) -> bool:
-    """Whether the last steps are aligned."""
+    """Return whether the last steps are aligned."""
     return distance.offset_norm1 > _ALIGNED_FRACTION * distance.step_norm1_sum
 
 

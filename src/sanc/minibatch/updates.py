@@ -43,7 +43,7 @@ _DISTANCE_INTERVAL = 5
 
 
 def updates_distance(state: MinibatchState) -> bool:
-    """Whether the next step updates the distance bound."""
+    """Return whether the next step updates the distance bound."""
     return state.steps < batch_losses.RELIABLE_MEAN_STEPS or state.steps % _DISTANCE_INTERVAL == 0
 
 
@@ -147,7 +147,7 @@ def average_weights(state: MinibatchState, settings: Minibatch, average_weight: 
 
 
 def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
-    """Whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
+    """Return whether this gradient, or this one and the last, are so small that all gradients before were outliers."""
     norm, norms = grad_norm / state.gradient_unit, state.norms
     is_single = state.steps <= _SINGLE_FIRST_STEPS and _FIRST_OUTLIERS * norm < norms.smallest_grad_norm
     is_repeated = norms.far_smaller_gradients > 0 and _is_far_smaller(norms, norm)
@@ -155,7 +155,7 @@ def began_with_outliers(state: MinibatchState, grad_norm: float) -> bool:
 
 
 def _is_far_smaller(norms: GradientNorms, norm: float) -> bool:
-    """Whether a gradient norm, in units of the first, is far smaller than all before."""
+    """Return whether a gradient norm, in units of the first, is far smaller than all before."""
     return _REPEATED_FIRST_OUTLIERS * norm < norms.smallest_grad_norm
 
 

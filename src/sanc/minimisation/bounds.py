@@ -115,7 +115,7 @@ def bounded_sentence(run: Run, status: Status) -> str:
 
 
 def _is_infinite_at_bounds(run: Run, status: Status) -> bool:
-    """Whether a run failed because f or its gradient is not finite where a variable is at a bound."""
+    """Return whether a run failed because f or its gradient is not finite where a variable is at a bound."""
     if status is Status.NOT_FINITE:
         assert run.box is not None
         x = run.full_oracle.space.tensor(run.point)
@@ -158,7 +158,7 @@ def _sides(bounds: Any, x0: Any, dim: int) -> tuple[Any, Any]:
 
 
 def _is_pair_of_sides(bounds: Any, x0: Any, dim: int) -> bool:
-    """Whether bounds are one lower and one upper side, and not a sequence of pairs.
+    """Return whether bounds are one lower and one upper side, and not a sequence of pairs.
 
     Pairs are tuples, lists or the rows of an array. Two arrays or tensors of two entries for two variables may be
     either, and raise an error.

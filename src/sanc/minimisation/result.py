@@ -216,5 +216,5 @@ def _nested(value: Any, width: int) -> list[str]:
 
 
 def _is_array_or_mapping(part: Any) -> bool:
-    """Whether an entry of a list makes it a nested point."""
+    """Return whether an entry of a list makes it a nested point."""
     return isinstance(part, np.ndarray | Tensor | Mapping)

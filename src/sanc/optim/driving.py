@@ -51,6 +51,20 @@ class Driver:
 
     Attributes
     ----------
+    method : Method
+        The pieces that steps are composed from.
+    hvp : str
+        How Hessian products are computed, as the caller passed it; the oracle may use another mode.
+    microbatch : int or None
+        Largest number of rows of a `Batch` that are in memory at a time; None: all.
+    check : bool
+        Whether closures are checked before the first step.
+    capture : Capture or None
+        The CUDA graphs that replay steps; None: all steps are eager.
+    meter : Meter
+        The counters of all steps.
+    unreached : list of Tensor
+        Parameters that the first loss does not reach; empty after the warning.
     mode : Mode
         How the work is distributed: one process, or the ranks of a group.
     iteration : TrainingIteration
@@ -79,7 +93,7 @@ class Driver:
     ) -> None:
         self.method, self.mode = method, mode
         leaves.masters = self.masters = MasterValues()
-        self.hvp = hvp  # as the caller passed it; the oracle may use another mode
+        self.hvp = hvp
         self.microbatch, self.check = microbatch, check
         self.meter = Meter()
         self._record: Record | None = None
@@ -88,7 +102,7 @@ class Driver:
         self.at_average = True
         self._evaluates_first = False  # whether eval() was called last before the first step
         self._draw_tests: dict[str, DrawTests] = {}  # by global generator: whether closures draw from it
-        self.unreached: list[Tensor] = []  # parameters that the first loss does not reach; empty after the warning
+        self.unreached: list[Tensor] = []
         self._clears_grads = False  # whether the closure has cleared gradients itself
         # Gradients from before this optimiser was constructed, by parameter.
         earlier_grads = {id(leaf): leaf.grad for leaf in leaves.tensors if leaf.grad is not None}

@@ -87,7 +87,7 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
 
 
 def _differ(a: float, b: float) -> bool:
-    """Whether two losses differ by more than rounding; NaN differs from everything."""
+    """Return whether two losses differ by more than rounding; NaN differs from everything."""
     return not abs(a - b) <= LOSS_TOLERANCE * max(abs(a), abs(b)) + _ABSOLUTE_LOSS_TOLERANCE
 
 

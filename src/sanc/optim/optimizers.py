@@ -95,6 +95,8 @@ class CubicOptimizer(Optimizer):
 
     Attributes
     ----------
+    method : str
+        Name of the member of the family.
     record : Record or None
         Record of the last step.
     hvp : str

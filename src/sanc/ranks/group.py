@@ -60,6 +60,8 @@ class Ranks:
 
     Attributes
     ----------
+    group : ProcessGroup
+        The group of torch.distributed.
     size, rank : int
         The number of ranks, and the rank of this process.
     collectives, bytes : int

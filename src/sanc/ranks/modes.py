@@ -115,6 +115,10 @@ class DataParallel(Mode):
 
     Attributes
     ----------
+    ranks : Ranks
+        The ranks of the process group.
+    rank_key : tuple of int
+        The rank of this process: closures of different ranks draw different numbers.
     whole : bool
         Whether every rank holds the whole parameters.
     """

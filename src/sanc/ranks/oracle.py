@@ -47,12 +47,16 @@ def average(
 
     Parameters
     ----------
+    ranks : Ranks
+        The ranks that evaluate together.
     evaluate : callable
         Returns the evaluation of this rank: at most two numbers and, if `like` is given, a vector of its shape.
     label : str
         What is evaluated, for error messages.
+    like : Tensor, optional
+        A vector like the one evaluated, which is exchanged if the evaluation fails; None: only numbers are evaluated.
     terms : float, optional
-        Terms whose mean this rank's evaluation is; None: not counted, and all ranks have equal weights.
+        Number of terms that this rank's evaluation is the mean of. None: all ranks have equal weights.
     rows : int
         Rows of this rank's batch.
     reduced : {"no", "maybe", "yes"}
@@ -183,6 +187,8 @@ class AveragingOracle(AutogradOracle):
 
     Attributes
     ----------
+    ranks : Ranks
+        The ranks that evaluate together.
     reduced : {"no", "maybe", "yes"} or None
         See `average`; None: it depends on whether closures call ``backward()``.
     """

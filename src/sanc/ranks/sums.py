@@ -26,6 +26,13 @@ class SharedSum(FiniteSum):
     ----------
     problem : FiniteSum
         The components of this rank. All ranks pass the same kind of sum, with the same penalty.
+    ranks : Ranks
+        The ranks that hold the components.
+
+    Attributes
+    ----------
+    n, dim, dtype
+        As in `FiniteSum`, over the components of all ranks.
     """
 
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:

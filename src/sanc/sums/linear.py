@@ -118,6 +118,15 @@ class LinearSum(FiniteSum):
         Weights of the rows.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of w, without penalty.
+
+    Attributes
+    ----------
+    n, dim, dtype
+        As in `FiniteSum`.
+    features : int
+        Number of features, the columns of X.
+    columns : int
+        Number of margins of each row.
     """
 
     columns = 1
@@ -266,7 +275,7 @@ class LinearSum(FiniteSum):
         return total
 
     def _matrix_pays(self) -> bool:
-        """Whether the Hessian as a matrix, with its eigenpairs, costs less than the products of an iteration."""
+        """Return whether the Hessian as a matrix, with its eigenpairs, costs less than the products of an iteration."""
         if not isinstance(self.X, np.ndarray) or self.dim > _MAX_MATRIX_DIM:
             return False
         gram = 0.5 * (self.columns + 1) * self.features / _MATRIX_SPEED

@@ -140,6 +140,11 @@ class Softmax(LinearSum):
         Weights of the rows; the mean becomes a weighted mean.
     intercept : bool
         Add an intercept to the margins: one more variable at the end of each row of W, without penalty.
+
+    Attributes
+    ----------
+    columns : int
+        Number of margins of each row: the classes.
     """
 
     shift_invariant = True

@@ -39,7 +39,7 @@ class Box:
     upper: Tensor
 
     def contains(self, x: Tensor) -> bool:
-        """Whether x is in the box; a point that is not finite is not."""
+        """Return whether x is in the box; a point that is not finite is not."""
         return bool(((x >= self.lower) & (x <= self.upper)).all())
 
     def as_lists(self) -> tuple[list[float], list[float]]:
@@ -51,7 +51,7 @@ class Box:
         return x if self.contains(x) else x.clamp(self.lower, self.upper)
 
     def is_interior(self, x: Tensor) -> bool:
-        """Whether every variable of x lies between its bounds."""
+        """Return whether every variable of x lies between its bounds."""
         return bool(self.between(x).all())
 
     def difference_points(self, x: Tensor, d: Tensor) -> list[tuple[float, Tensor]]:
@@ -176,7 +176,7 @@ class FaceOracle(WrappedOracle):
         return self.space.vector(self.box.project(self.space.tensor(x + d)))
 
     def is_inside(self, x: Vector) -> bool:
-        """Whether x is in the box; the last such point is remembered."""
+        """Return whether x is in the box; the last such point is remembered."""
         if x is self._last_inside:
             return True
         is_inside: bool = self.box.contains(self.space.tensor(x))

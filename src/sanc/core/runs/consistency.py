@@ -316,7 +316,7 @@ def find_different_scales(oracle: Oracle, x: Vector) -> str:
 
 
 def have_different_scales(smallest: float, largest: float, eps: float) -> bool:
-    """Whether steps in one variable are below the roundoff of others, by the second derivatives of both."""
+    """Return whether steps in one variable are below the roundoff of others, by the second derivatives of both."""
     return smallest < eps * largest < math.inf
 
 

@@ -68,17 +68,17 @@ def stationary_ending(run: Run) -> Ending:
 
 
 def _needs_no_curvature(run: Run) -> bool:
-    """Whether a stationary point is a minimum without a certificate."""
+    """Return whether a stationary point is a minimum without a certificate."""
     return run.oracle.convex and not run.limits.certify
 
 
 def _is_uncapped_first_point(run: Run) -> bool:
-    """Whether no iteration was made, and a certificate has no limit on its products."""
+    """Return whether no iteration was made, and a certificate has no limit on its products."""
     return not run.iterations and run.limits.max_products is None and run.oracle.space.dim > 0
 
 
 def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
-    """Whether the run is at its first point and this is stationary, so that no iteration measures the units."""
+    """Return whether the run is at its first point and this is stationary, so that no iteration measures the units."""
     if not _is_uncapped_first_point(run) or _needs_no_curvature(run):
         return False
     return math.isfinite(value) and grad_norm <= run.tol
@@ -186,7 +186,7 @@ def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
 
 
 def error_is_negligible(run: Run) -> bool:
-    """Whether the error of the gradient can change f only by a small share of the decrease of the run.
+    """Return whether the error of the gradient can change f only by a small share of the decrease of the run.
 
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """

@@ -52,7 +52,7 @@ def _change_face(run: Run, free: Tensor | None) -> None:
 
 
 def _is_same(free_indices: Tensor | None, others: Tensor | None) -> bool:
-    """Whether two sets of indices are the same."""
+    """Return whether two sets of indices are the same."""
     if free_indices is None or others is None:
         return free_indices is others
     return torch.equal(free_indices, others)

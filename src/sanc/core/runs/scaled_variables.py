@@ -134,5 +134,5 @@ def saved_variable_scales(state: Mapping[str, Any], dim: int) -> list[int] | Non
 
 
 def _is_exponent(entry: object) -> bool:
-    """Whether an entry is the exponent of a scale |H_ii|^(-1/2)."""
+    """Return whether an entry is the exponent of a scale |H_ii|^(-1/2)."""
     return type(entry) is int and abs(entry) <= _MAX_EXPONENT

@@ -103,7 +103,7 @@ class StepMonitor:
 
 
 def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
-    """Whether f decreased by less than half of the prediction, or not as the gradients at both ends predict.
+    """Return whether f decreased by less than half of the prediction, or not as the gradients at both ends predict.
 
     They predict the mean of the two directional derivatives. A point that did not change is no mismatch.
     """

@@ -272,7 +272,7 @@ def _extend_until_decided(
 def _is_decided(
     bound: CurvatureBound, process: MonitoredLanczos, tolerance: float, relative_error: float | None
 ) -> bool:
-    """Whether further products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
+    """Return whether more products would not change the outcome or, with `relative_error`, λ_min beyond this error."""
     theta = bound.ritz_value
     if relative_error is not None:
         if process.space.dim <= _MAX_FULL_SPACE_DIM:

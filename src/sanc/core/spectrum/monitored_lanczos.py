@@ -40,6 +40,14 @@ class MonitoredLanczos:
 
     Attributes
     ----------
+    operator : Operator
+        The Hessian.
+    space : Space
+        The space of its vectors.
+    lanczos : Lanczos
+        The process, with scaled products.
+    krylov : Krylov
+        Its Krylov space.
     start : vector or None
         The start vector, if the basis is stored.
     difference_error_squared : float
@@ -243,7 +251,7 @@ def bound_curvature(
 
 
 def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:
-    """Whether roundoff alone prevents bounds on λ_min of this accuracy, so that more products cannot help."""
+    """Return whether roundoff alone prevents bounds on λ_min of this accuracy, so that more products cannot help."""
     if bound.is_full or not error > 0.0:
         return False
     gaps = bound.spectrum.values - bound.spectrum.leftmost

@@ -127,7 +127,7 @@ class Metric(Protocol):
     @property
     def refresh(self) -> int: ...
     def couples(self, shape: Shape) -> bool:
-        """Whether M couples the entries of a parameter of this shape, so that one rank must hold all of them."""
+        """Return whether M couples the entries of a parameter of this shape, so that one rank must hold all of them."""
         ...
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
