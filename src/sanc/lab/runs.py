@@ -113,7 +113,7 @@ def check_panel(panel: Panel, loaded: datasets.Loaded, preset: str) -> tuple[int
         used = {name for method in family for name in setting_names(method, preset)}
         for name in panel.options.keys() - used:
             raise ArgumentError(
-                f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: remove it, or "
+                f"option {name!r} has no effect on {', '.join(panel.methods)} with preset {preset!r}: leave it out, or "
                 "choose another preset."
             )
     if not panel.network:

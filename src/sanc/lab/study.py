@@ -49,12 +49,12 @@ def user_panel(given: dict[str, Any]) -> Panel:
     for key in options:
         one_of("option", key, set().union(*settings.values()))
         if not any(key in settings[method] for method in methods):
-            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: remove it.")
+            raise sanc.ArgumentError(f"option {key!r} has no effect on {', '.join(methods)}: leave it out.")
     network, activation = problem in ("mlp", "cnn"), given["activation"]
     if network and "sampling" in options:
-        raise sanc.ArgumentError(f"option 'sampling' has no effect on {problem}: remove it.")
+        raise sanc.ArgumentError(f"option 'sampling' has no effect on {problem}: leave it out.")
     if activation is not None and not network:
-        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: remove it.")
+        raise sanc.ArgumentError(f"--activation {activation!r} has no effect on {problem}: leave it out.")
     file_name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(data).name)
     defaults: dict[str, Any] = {"name": f"own-{problem}-{file_name}"}
     defaults |= {"batch": 128, "strength": 0.01} if network else {"strength": 1.0}  # as in the paper
@@ -67,7 +67,7 @@ def user_panel(given: dict[str, Any]) -> Panel:
             raise sanc.ArgumentError(f"--{key} cannot be used with the data set {data!r}: it is for a data file.")
     penalty: Any = one_of("--penalty", given.get("penalty") or "nonconvex", ("nonconvex", "l2"))
     if given.get("penalty") and problem != "logistic":
-        raise sanc.ArgumentError(f"--penalty {penalty!r} has no effect on {problem}: remove it.")
+        raise sanc.ArgumentError(f"--penalty {penalty!r} has no effect on {problem}: leave it out.")
     file_options: dict[str, Any] = {"standardise": bool(given.get("standardise")), "label": given.get("label")}
     fields = (problem, data, methods, options, activation or "tanh", chosen.get("batch"))
     return Panel(
