@@ -105,13 +105,20 @@ def argmin(
     loss, f_scale : optional
         With ``method="least_squares"``: the loss of the residuals by name, and its scale, as in `least_squares`.
     on_singular : {"raise", "warn", "pinv"}
-        What to do if the minimum has no reliable derivative: the run did not converge, λ_min of the Hessian is not
-        bounded away from zero, the Hessian changes strongly within the uncertainty of x, differences of ∇f contradict
-        it (a kink), `fun` reads a parameter without its graph (detached, for example), the estimated error of a linear
-        system exceeds 1 %, or a variable is at a bound with a multiplier of zero, where derivatives are one-sided.
-        By default raise `SingularMinimumError`. "pinv" uses the pseudo-inverse of the Hessian: minima that form a
-        valley move along its normal. Eigenvalues below √eps ‖H‖ count as zero. It still raises in all other cases, and
-        at negative curvature.
+        What to do if the minimum has no reliable derivative. By default `SingularMinimumError` is raised. There is no
+        reliable derivative if one of these holds:
+
+        - The run did not converge.
+        - λ_min of the Hessian is not bounded away from zero.
+        - The Hessian changes strongly within the uncertainty of x.
+        - Differences of ∇f contradict the Hessian (a kink).
+        - `fun` reads a parameter without its graph (detached, for example).
+        - The estimated error of a linear system exceeds 1 %.
+        - A variable is at a bound with a multiplier of zero, where derivatives are one-sided.
+
+        "warn" warns and continues. "pinv" uses the pseudo-inverse of the Hessian: minima that form a valley move along
+        its normal. Eigenvalues below √eps ‖H‖ count as zero. It still raises in all other cases, and at negative
+        curvature.
     rtol : float, optional
         Relative error of the linear systems, by their bound. By default 3e-7 in float64 and 3.5e-4 in float32; if all
         eigenpairs of the Hessian are known, √eps.

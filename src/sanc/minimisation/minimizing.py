@@ -213,12 +213,20 @@ def minimize(
     Returns
     -------
     Result
-        A `scipy.optimize.OptimizeResult` that prints in a few lines, with x, fun, jac, success, status (a `Status`),
-        message, nit, nfev, njev, nhev, history (list of `Record`), calls, certificate, and hvp (how torch computed the
-        products; empty if it did not). With ``certify=False`` the certificate may be undecided, or None if the run
-        ended before the test for negative curvature. The counts do not include the certificate. With bounds
-        it also has active (−1 at the lower bound, 1 at the upper one, otherwise 0), multipliers (the gradient at active
-        bounds, otherwise 0) and weakly_active (whether a variable at a bound has a multiplier of 0 up to `tol`).
+        A `scipy.optimize.OptimizeResult` that prints in a few lines, with these members:
+
+        - x, fun, jac, success, status (a `Status`) and message.
+        - nit, nfev, njev, nhev and calls. The counts do not include the certificate.
+        - history: a list of `Record`.
+        - certificate. With ``certify=False`` it may be undecided, or None if the run ended before the test for negative
+          curvature.
+        - hvp: how torch computed the products; empty if it did not.
+
+        With bounds it also has
+
+        - active: −1 at the lower bound, 1 at the upper one, otherwise 0.
+        - multipliers: the gradient at active bounds, otherwise 0.
+        - weakly_active: whether a variable at a bound has a multiplier of 0 up to `tol`.
 
     Examples
     --------
