@@ -82,7 +82,7 @@ class KrylovSubspace:
 
     @property
     def products(self) -> int:
-        """Hessian products that the basis took."""
+        """Hessian products computed for the basis; n if the Hessian is formed as a matrix."""
         return self.krylov.products
 
     @property

@@ -197,7 +197,7 @@ class Oracle(Embedding, ABC):
         return Lanczos(operator, start, self.space, **options)
 
     def norm(self, v: Vector) -> float:
-        """Return ‖v‖ of a point or gradient of this oracle, perhaps cached from an earlier transfer to the host."""
+        """Return ‖v‖ of a point or gradient of this oracle; cached if it was transferred to the host before."""
         return self.space.norm(v)
 
     def gradient_error(self, x: Vector) -> float:

@@ -124,7 +124,7 @@ class Point:
 
     @cached_property
     def x_norm(self) -> float:
-        """‖x‖."""
+        """‖x‖, the norm of the current point."""
         return self.oracle.norm(self.x)
 
     @cached_property

@@ -82,7 +82,7 @@ class ImplicitProblem:
         return rebuild(self._theta_tree, (next(given) if _is_parameter(leaf) else leaf for leaf in leaves))
 
     def value(self, x: Tensor, *theta: Tensor) -> Tensor:
-        """f(x, θ) of a flat x, with a graph."""
+        """Return f(x, θ) of a flat x, with its graph."""
         return self._fun(self.unflatten(x), self.parameters(theta)).reshape(())
 
     # ------------------------------------------------------------------ the minimum
@@ -339,5 +339,5 @@ def _leaves(v: Any) -> list[Any]:
 
 
 def _norm(v: Any) -> float:
-    """Euclidean norm of a tensor or of all leaves of a tree."""
+    """Return the Euclidean norm of a tensor or of all leaves of a tree."""
     return math.hypot(*map(norm_of, _leaves(v)))

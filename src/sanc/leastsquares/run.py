@@ -156,7 +156,10 @@ class LeastSquaresRun(Run):
         return oracle.norm(oracle.column_variables(evaluation).gradient(evaluation.gradient()))
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
-        """Continue in other variables. σ and the lengths change so that the model of the last step keeps its terms."""
+        """Continue in other variables.
+
+        σ, step norms and length scales change so that the model of the last step keeps its terms.
+        """
         oracle, full = self.residual_oracle, self.full_oracle
         x = oracle.unscaled(self.point)
         old = oracle.scale

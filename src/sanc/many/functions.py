@@ -41,7 +41,7 @@ class RowFunction:
     dims : sequence of int or None
         For each argument, 0 if it has an entry for each row along its first dimension, or None if all rows share it.
     vectorized : bool
-        Whether `fun` takes all rows.
+        Whether `fun` receives all rows in one call.
     build : callable
         Forms the argument x of `fun` from the flat variables of a row.
     """

@@ -103,7 +103,7 @@ class ManyIteration:
     # Decisions about trial points.
 
     def _accept_cubic_steps(self, rows: Rows, value: Tensor, evaluated: RowPoints | None) -> tuple[Tensor, Tensor]:
-        """Accept and reject cubic steps, and return which; some rows try a longer step instead."""
+        """Return which rows accept and which reject their cubic step; rows that try a longer step next do neither."""
         is_cubic = rows.trial.mode == CUBIC
         value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
         actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic, evaluated)
@@ -143,7 +143,7 @@ class ManyIteration:
         return actual.index_copy(0, indices, torch.where(halved, predicted[indices], actual[indices]))
 
     def _propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
-        """Set longer trial points in some of the rows `candidates`; return in which."""
+        """Set longer trial points among the rows `candidates`, and return the mask of the rows that have one."""
         indices = torch.nonzero(candidates & (rows.trials <= self.rules.max_resolves)).reshape(-1)
         proposed = torch.zeros_like(candidates)
         if len(indices) == 0:

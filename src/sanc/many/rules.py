@@ -73,7 +73,7 @@ class Rays:
 
     @property
     def derivative(self) -> Tensor:
-        """gᵀs."""
+        """gᵀs, the directional derivative at the start of each step."""
         return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 

@@ -1,6 +1,6 @@
 """A run in the norm of a preconditioner M = LLᵀ: the variables are y with x = Ly.
 
-Krylov space, cubic model, step norm and escape belong to f(Ly), so that lengths are √(xᵀM⁻¹x). Tolerances and the
+Krylov space, cubic model, step norm and escape belong to f(Ly), so that norms are √(xᵀM⁻¹x). Tolerances and the
 certificate refer to f in the variables x.
 """
 

@@ -35,7 +35,7 @@ _EQUAL_ENTRIES_TOLERANCE = 1e-8
 _BRACKET_MARGIN = 1e-12
 """Relative margin of an upper bound of the root, far above its rounding errors of a few eps."""
 _MIN_LINEAR_TERM = 1e-290
-"""Magnitude of a dimensionless product below which it may have lost digits: numbers below 2e-308 are not normal."""
+"""Magnitude of a dimensionless product below which it may have lost precision: numbers below 2e-308 are subnormal."""
 _MAX_LAPACK_DIM = 24
 """Largest dimension for which LAPACK is called directly: up to it the checks of `eigh_tridiagonal` take longer."""
 

@@ -110,7 +110,7 @@ class Lanczos:
 
     @property
     def start_norm(self) -> float:
-        """‖start‖."""
+        """‖start‖, the norm of the start vector."""
         return float(self.unread_start_norm)
 
     def column(self, j: int) -> Sequence[float]:
@@ -201,7 +201,7 @@ class StepBasis(Protocol):
     Attributes
     ----------
     products : int
-        Hessian products that it took; n if it took the matrix.
+        Hessian products computed; n if the Hessian is formed as a matrix.
     projected_gradient : ndarray
         Qᵀg.
     is_stored : bool
@@ -272,7 +272,7 @@ class DiagonalBasis(ABC):
 
     @property
     def next_vector(self) -> Any:
-        """There is none."""
+        """None: the space is invariant, so that Lanczos has no next vector."""
         raise ValueError("the space is invariant, so that no vector follows")
 
     def tridiagonal(self) -> tuple[Floats, Floats]:
@@ -394,7 +394,7 @@ class Krylov:
         self._gradient_projections += projection
 
     def residual_of(self, u: Floats) -> float:
-        """β_j |u_j|: ‖∇m‖ if u minimises the cubic model, ‖Bv − λv‖ if v = Qu is the vector of a Ritz pair."""
+        """Return β_j |u_j|: ‖∇m‖ if u minimises the cubic model, ‖Bv − λv‖ if v = Qu is the vector of a Ritz pair."""
         return self.last_beta * abs(float(u[-1]))
 
     def tridiagonal(self) -> tuple[Floats, Floats]:
