@@ -143,6 +143,11 @@ class BaseSubspace:
     """A base class for subspaces, with the members that most of them need not have.
 
     Such a subspace has no basis for steps that bounds truncate, allows no longer steps, and holds no products.
+
+    Attributes
+    ----------
+    failure : str
+        As in `Subspace`.
     """
 
     failure: str = ""
