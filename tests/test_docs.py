@@ -409,7 +409,8 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
                 bare = rf"\*{parameter.name}\b(?!:)"  # annotations stand in the signatures of overloads alone
                 assert not re.search(bare, signature), f"{name}: {parameter.name} accepts nothing"
             else:
-                assert re.search(rf"\b{parameter.name}\b", signature), f"{name}: {parameter.name} in the signature"
+                if not (isinstance(thing, type) and issubclass(thing, tuple)):  # whose page has the fields
+                    assert re.search(rf"\b{parameter.name}\b", signature), f"{name}: {parameter.name} in the signature"
                 assert parameter.name in listed, f"{name}: {parameter.name} in the list of parameters"
                 described += 1
         assert not re.search(r"\bsetting\(|\bfield\(", signature), f"{name} shows no default"
