@@ -165,7 +165,7 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     linear_term, curvature_share = _decrease_terms(c, y, values)
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
     decrease = (0.5 * unit * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
-    if abs(linear_term) < _MIN_LINEAR_TERM:  # σ is so small that ĉᵀy underflows
+    if abs(linear_term) < _MIN_LINEAR_TERM and any(gradient):  # σ is so small that ĉᵀy underflows
         linear_term_of_u = sum(entry * (scale * yi) for entry, yi in zip(gradient, y, strict=True))
         decrease = 0.5 * abs(linear_term_of_u) + multiplier * norm * norm / 6.0
     return CubicStep(u, norm, multiplier, decrease, hard_case, curvature_share, sigma)
