@@ -66,6 +66,16 @@ def test_a_method_with_a_given_sigma_is_not_scaled():
     assert REMARK not in sanc.minimize(**given, preset="paper", max_iter=300).message
 
 
+def run_with_states(given):
+    """Return the result of a run, and its state after every iteration as it is read from a file."""
+    saved = []
+
+    def save(intermediate_result):
+        saved.append(pickle.dumps(intermediate_result.state))
+
+    return sanc.minimize(**given, callback=save), [pickle.loads(state) for state in saved]
+
+
 @pytest.mark.parametrize("exponent", [0, 400])
 def test_a_run_in_scaled_variables_resumes_bit_for_bit(exponent):
     """With and without a factor of f that is near the limits of its type."""
@@ -73,16 +83,11 @@ def test_a_run_in_scaled_variables_resumes_bit_for_bit(exponent):
     fun, jac, hessp, factor = given["fun"], given["jac"], given["hessp"], 2.0**exponent
     given |= {"fun": lambda x: fun(x) * factor, "jac": lambda x: jac(x) * factor}
     given |= {"hessp": lambda x, v: hessp(x, v) * factor}
-    saved = []
-
-    def save(intermediate_result):
-        saved.append(pickle.dumps(intermediate_result.state))
-
-    whole = sanc.minimize(**given, callback=save)
-    scaled = [k for k, state in enumerate(saved, 1) if "scales" in pickle.loads(state)["oracle"]]
+    whole, states = run_with_states(given)
+    scaled = [k for k, state in enumerate(states, 1) if "scales" in state["oracle"]]
     assert whole.success and REMARK in whole.message and len(scaled) > 10
     for cut in (3, scaled[0] - 1, scaled[0], scaled[5]):
-        rest = sanc.minimize(**given, resume=pickle.loads(saved[cut - 1]))
+        rest = sanc.minimize(**given, resume=states[cut - 1])
         assert np.array_equal(rest.x, whole.x) and rest.message == whole.message and rest.nhev == whole.nhev
         for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):
             assert repr(asdict(ours) | {"seconds": 0}) == repr(asdict(theirs) | {"seconds": 0})
@@ -91,12 +96,7 @@ def test_a_run_in_scaled_variables_resumes_bit_for_bit(exponent):
 @pytest.mark.parametrize("scales", [[1, 2], [1, 2, 3.5], [0, 0, 10**6], "none"])
 def test_damaged_scales_are_an_error(scales):
     given, _ = scaled_rosen(3, 9)
-    states = []
-
-    def save(intermediate_result):
-        states.append(intermediate_result.state)
-
-    sanc.minimize(**given, callback=save)
+    _, states = run_with_states(given)
     damaged = states[-1] | {"oracle": states[-1]["oracle"] | {"scales": scales}}
     with pytest.raises(sanc.ArgumentError, match=r"resume\['oracle'\]\['scales'\] = .*: expected 3 integers"):
         sanc.minimize(**given, resume=damaged)
@@ -105,11 +105,6 @@ def test_damaged_scales_are_an_error(scales):
 @pytest.mark.parametrize("options", [{"bounds": [(None, 5e8)] * 3}, {"sigma0": 1.0}], ids=["bounds", "sigma0"])
 def test_a_state_in_scaled_variables_is_not_resumed_with_other_variables(options):
     given, _ = scaled_rosen(3, 9)
-    states = []
-
-    def save(intermediate_result):
-        states.append(intermediate_result.state)
-
-    sanc.minimize(**given, callback=save)
+    _, states = run_with_states(given)
     with pytest.raises(sanc.ArgumentError, match="resume is of a run that continued in scaled variables"):
         sanc.minimize(**given, resume=states[-1], **options)
