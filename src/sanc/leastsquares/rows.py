@@ -202,7 +202,7 @@ class FitProblem(RowProblem):
         return limit, None
 
     def after_trial(self, rows: Rows, verdict: Tensor, actual: Tensor, value_rounding: Tensor) -> Tensor:
-        at_most_successful = verdict.clamp(max=rules.SUCCESSFUL)  # the decrease after a very successful one is below
+        at_most_successful = verdict.clamp(max=rules.SUCCESSFUL)  # σ after very successful steps is set below
         sigma = super().after_trial(rows, at_most_successful, actual, value_rounding)
         smallest = self.rules.bounded(MIN_SIGMA_FACTOR_EXACT * rows.trial.sigma)
         return torch.where(verdict == rules.VERY_SUCCESSFUL, smallest, sigma)
