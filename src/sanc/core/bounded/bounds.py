@@ -58,8 +58,9 @@ class Box:
         """Return weights w and points p in the box with Σ w·g(p) ≈ g′(x) d, of second order in d.
 
         The points are x ± d if both are in the box. Otherwise the entries of d are divided between x + d and x − d by
-        the side on which they have more room. Each part is a one-sided difference, −1.5 g(x) + 2 g(x + d) − 0.5 g(x +
-        2d). d is shortened if there is too little room, and entries of fixed variables are left out.
+        the side on which they have more room. Each part is a one-sided difference of second order,
+        −1.5 g(x) + 2 g(x + d) − 0.5 g(x + 2d). d is shortened if there is too little room, and entries of fixed
+        variables are left out.
         """
         ahead, behind = x + d, x - d
         if self.contains(ahead) and self.contains(behind):
