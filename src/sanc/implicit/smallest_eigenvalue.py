@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from sanc.autograd.internals import intermediate_entries
 from sanc.core.oracle import Oracle
-from sanc.core.space import ROUNDING_ERRORS, Vector
+from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, explore, without_curvature
+from sanc.core.spectrum.matrix_curvature import measure_matrix_curvature
 from sanc.implicit.linear_systems import RitzSpace, known_space
 
 ALWAYS_FORMED_DIM = 100
@@ -96,24 +96,19 @@ def curvature_by_products(
 
 def curvature_of_matrix(hessian: Tensor, grad_norm: float, gradient_tolerance: float) -> Curvature:
     """Return the eigenpairs of the whole Hessian; λ_min is then certain up to roundoff."""
-    dim, eps = len(hessian), torch.finfo(hessian.dtype).eps
-    common: dict[str, Any] = {"grad_norm": grad_norm, "gradient_tolerance": gradient_tolerance, "products": dim}
-    common |= {"curvature_tolerance": 0.0, "confidence": 1.0}
+    eps, dim = torch.finfo(hessian.dtype).eps, len(hessian)
+    common = {"grad_norm": grad_norm, "gradient_tolerance": gradient_tolerance, "curvature_tolerance": 0.0}
     if not bool(torch.isfinite(hessian).all()):
-        return Curvature(without_curvature(**common), RitzSpace(np.empty(0)), math.nan)
-    matrix = hessian.double().cpu()
-    asymmetry = 0.5 * float(torch.linalg.matrix_norm(matrix - matrix.T))
-    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
-    norm = float(values.abs().max())
-    # As for a Krylov space of all dimensions: independent rounding errors of as many products.
-    error = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, asymmetry)
-    bound = math.inf if asymmetry**2 > dim * eps * norm * norm else error
-    certificate = Certificate(
-        **common, lambda_min=float(values[0]), error_bound=bound, ritz_error=error, residual=0.0, asymmetry=asymmetry
-    )
-    regular = values > error
-    known = RitzSpace(values[regular].numpy(), vectors[:, regular].T.to(hessian).contiguous())
-    return Curvature(certificate, known, norm, is_formed=True)
+        unknown = without_curvature(**common, confidence=1.0, products=dim)
+        return Curvature(unknown, RitzSpace(np.empty(0)), math.nan)
+    measured = measure_matrix_curvature(hessian.double().cpu().numpy(), eps)
+    certificate = measured.certificate(**common)
+    if not measured.is_symmetric:
+        certificate = replace(certificate, error_bound=math.inf)
+    regular = measured.values > measured.error
+    vectors = torch.as_tensor(measured.vectors[:, regular].T, dtype=hessian.dtype, device=hessian.device)
+    known = RitzSpace(measured.values[regular], vectors.contiguous())
+    return Curvature(certificate, known, measured.norm, is_formed=True)
 
 
 def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None) -> Tensor | None:

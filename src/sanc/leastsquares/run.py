@@ -13,9 +13,9 @@ import numpy as np
 from sanc.core.oracle import Oracle
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
-from sanc.core.space import ROUNDING_ERRORS, Floats, Vector
+from sanc.core.space import Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
-from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR
+from sanc.core.spectrum.matrix_curvature import measure_matrix_curvature
 from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.oracle import ResidualOracle
 
@@ -204,36 +204,23 @@ class LeastSquaresRun(Run):
         None if there are many variables, or if the matrix is not finite, or asymmetric beyond the error of its
         products, which Lanczos treats with more care. With a differenced Jacobian asymmetry is an error of differences.
         """
-        dim = oracle.space.dim
         with residuals.uncounted():
-            known = residuals.whole_matrix(oracle.full_point(x)) if dim > 0 else None
+            known = residuals.whole_matrix(oracle.full_point(x)) if oracle.space.dim > 0 else None
         if known is None or not np.isfinite(known[0]).all():
             return None
         matrix, error = known[0] * self.scale_of_f, known[1] * self.scale_of_f
         if oracle.free_indices is not None:
             free_indices = oracle.free_indices.numpy()
             matrix = matrix[np.ix_(free_indices, free_indices)]
-        values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-        eps, norm = oracle.space.eps, max(-float(values[0]), float(values[-1]))
-        asymmetry = 0.5 * float(np.linalg.norm(matrix - matrix.T))
-        errors = math.sqrt(dim) * error
-        expected = math.hypot(math.sqrt(dim * eps) * norm, math.sqrt(ASYMMETRY_FACTOR) * errors)
-        if asymmetry > expected and not residuals.residuals.is_differenced:
+        measured = measure_matrix_curvature(matrix, oracle.space.eps, error)
+        if not (measured.is_symmetric or residuals.residuals.is_differenced):
             return None
-        rounding = math.hypot(math.sqrt(dim) * ROUNDING_ERRORS * eps * norm, errors, asymmetry)
-        certificate = Certificate(
+        certificate = measured.certificate(
             grad_norm=oracle.space.norm(oracle.gradient(x)[1]),
-            lambda_min=float(values[0]),
-            error_bound=rounding,
-            ritz_error=rounding,
-            residual=0.0,
-            asymmetry=asymmetry,
-            confidence=1.0,
             gradient_tolerance=self.gradient_tolerance,
             curvature_tolerance=self.curvature_tolerance,
-            products=dim,
         )
-        return certificate, vectors[:, 0].astype(residuals.space.dtype)
+        return certificate, measured.vectors[:, 0].astype(residuals.space.dtype)
 
 
 def _ratio(new: Any, old: Any) -> float:
