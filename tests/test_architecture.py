@@ -361,8 +361,8 @@ def test_only_the_iterations_write_records_and_states():
 def test_tests_of_endings_change_nothing_in_the_run():
     """Only what moves the run on writes it: the loop, changes of the face, and the recovery at saddles."""
     writers = {"core/runs/faces.py", "core/runs/loop.py", "core/runs/resume.py", "core/runs/saddle.py",
-               "leastsquares/fitting.py",
-               "minimisation/minimizing.py"}  # fmt: skip
+               "leastsquares/entry.py",
+               "minimisation/entry.py"}  # fmt: skip
     found = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
              if getattr(target.value, "id", "") == "run"}  # fmt: skip
     assert found == writers

@@ -15,7 +15,7 @@ import torch
 
 import sanc
 from sanc.implicit.entry import _REJECTED_ARGUMENTS
-from sanc.many.minimizing import RunOptions
+from sanc.many.entry import RunOptions
 from sanc.many.rules import RowRules
 from sanc.minibatch.settings import METRICS
 from sanc.options import (

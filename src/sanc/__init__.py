@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     )
     from sanc.implicit import Derivative, Solution, argmin
     from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
-    from sanc.many.minimizing import minimize_many
+    from sanc.many.entry import minimize_many
     from sanc.many.result import ManyResult
     from sanc.many.running import Progress
     from sanc.minibatch.metrics.base import Metric, Preconditioner
@@ -146,7 +146,7 @@ _HOMES = {
     ),
     "sanc.implicit": ("Derivative", "Solution", "argmin"),
     "sanc.leastsquares": ("NetworkResiduals", "curve_fit", "least_squares"),
-    "sanc.many.minimizing": ("minimize_many",),
+    "sanc.many.entry": ("minimize_many",),
     "sanc.many.result": ("ManyResult",),
     "sanc.many.running": ("Progress",),
     "sanc.minibatch.metrics.base": ("Metric", "Preconditioner"),

@@ -16,7 +16,7 @@ from sanc.core.point import Point, State
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import NumpySpace
 from sanc.core.units import Units, default_tolerance, measure_units
-from sanc.many.minimizing import TOLERANCES
+from sanc.many.entry import TOLERANCES
 
 SCALES = [(2.0**-100, 1.0), (2.0**100, 1.0), (1.0, 2.0**-27), (1.0, 2.0**27), (2.0**-99, 2.0**26), (2.0**99, 2.0**-26)]
 

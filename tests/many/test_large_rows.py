@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sanc
-from sanc.many import minimizing
+from sanc.many import entry
 from sanc.many.lanczos import RowLanczos, certified_spectra
 
 
@@ -67,7 +67,7 @@ def test_bounds_of_the_smallest_eigenvalue_hold():
 
 @pytest.fixture
 def no_dense_hessians(monkeypatch):
-    monkeypatch.setattr(minimizing, "LARGEST_DIM", 20)
+    monkeypatch.setattr(entry, "LARGEST_DIM", 20)
 
 
 def test_large_rows_end_at_certified_minima(no_dense_hessians):

@@ -23,7 +23,7 @@ from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvatu
 from sanc.implicit.mixed import MixedProducts, examine_mixed
 from sanc.implicit.solution import Solution
 from sanc.minimisation.bounds import build_box
-from sanc.minimisation.minimizing import minimize
+from sanc.minimisation.entry import minimize
 from sanc.minimisation.objective import build_oracle
 from sanc.minimisation.trees import Tree, is_tree, rebuild, tree_leaves
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sanc.autograd.internals import intermediate_entries
+from sanc.core.matrix_curvature import measure_matrix_curvature
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, explore, without_curvature
-from sanc.core.spectrum.matrix_curvature import measure_matrix_curvature
 from sanc.implicit.linear_systems import RitzSpace, known_space
 
 ALWAYS_FORMED_DIM = 100

@@ -29,10 +29,10 @@ from sanc.errors import (
     shown,
     warn,
 )
-from sanc.leastsquares.fitting import least_squares
+from sanc.leastsquares.entry import least_squares
 from sanc.leastsquares.row_data import checked_data, holds_numbers
 from sanc.leastsquares.row_fits import fit_rows
-from sanc.many.minimizing import RunOptions
+from sanc.many.entry import RunOptions
 from sanc.minimisation.arguments import reject_arguments
 from sanc.minimisation.objective import checked_point
 from sanc.options import CurveFitOptions

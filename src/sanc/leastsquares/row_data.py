@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sanc.errors import ArgumentError, ArgumentTypeError, require, shown
-from sanc.many.minimizing import TOLERANCES
+from sanc.many.entry import TOLERANCES
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from sanc.leastsquares.row_data import RowData
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel, is_pointwise, same_numbers
 from sanc.leastsquares.rows import FitProblem
 from sanc.many.endings import is_success
+from sanc.many.entry import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.functions import ROW_PERTURBATION
-from sanc.many.minimizing import TOLERANCES, RunOptions, StartingRows, build_result, project_start, row_bounds
 from sanc.many.result import ManyResult
 from sanc.many.rows import RUNNING, WAITING, Rows
 from sanc.many.running import RowRun, RunLimits

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sanc.core.matrix_curvature import measure_matrix_curvature
 from sanc.core.oracle import Oracle
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum.curvature import Certificate
-from sanc.core.spectrum.matrix_curvature import measure_matrix_curvature
 from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.oracle import ResidualOracle
 

@@ -2,7 +2,7 @@
 
 from sanc.core.runs.status import Status
 from sanc.minimisation.certification import Certificate, certificate
-from sanc.minimisation.minimizing import minimize
+from sanc.minimisation.entry import minimize
 from sanc.minimisation.result import LeastSquaresResult, Result
 from sanc.minimisation.scipy_interface import scipy_method
 

@@ -9,7 +9,7 @@ from scipy.optimize import HessianUpdateStrategy
 
 from sanc.errors import one_of
 from sanc.functions.differences import SCHEMES
-from sanc.minimisation.minimizing import minimize
+from sanc.minimisation.entry import minimize
 from sanc.minimisation.objective import is_of_jax
 from sanc.minimisation.result import Result
 
