@@ -37,7 +37,7 @@ class CurvatureSettings:
 
     def __post_init__(self) -> None:
         require_fraction("confidence", self.confidence, "pass a probability between 0 and 1")
-        require_fraction("relative_error", self.relative_error, "pass a share below 1")
+        require_fraction("relative_error", self.relative_error, "pass a number between 0 and 1")
         require_integer("max_products", self.max_products, 1, optional=True)
         require_integer("start_vectors", self.start_vectors, 1)
         require_integer("seed", self.seed, 0)

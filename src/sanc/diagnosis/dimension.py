@@ -158,12 +158,12 @@ def _participation_ratio(
         complement_dim * float(np.mean([quadrature.mean_square for quadrature in quadratures])),
         float((missed**2).sum()) if complement_dim else 0.0,
     )
-    share = 2.0 * ratio / float(first.mean())  # Σ|λ| enters as a square, so that its relative errors count twice
-    standard_error = max(share * math.sqrt(2.0 * square / len(quadratures)), _jackknife(first, second))
+    derivative = 2.0 * ratio / float(first.mean())  # of the ratio by the mean of Σ|λ|, which enters as a square
+    standard_error = max(derivative * math.sqrt(2.0 * square / len(quadratures)), _jackknife(first, second))
     quadrature_error = (
-        share * complement_dim * float(np.mean([quadrature.mean_abs_error for quadrature in quadratures]))
+        derivative * complement_dim * float(np.mean([quadrature.mean_abs_error for quadrature in quadratures]))
     )
-    product_error = share * dim * extremes.ritz_error / math.sqrt(extremes.krylov.dim)
+    product_error = derivative * dim * extremes.ritz_error / math.sqrt(extremes.krylov.dim)
     sampling = math.hypot(standard_error, quadrature_error)
     return Dimension(ratio, math.hypot(sampling, product_error), product_error > sampling, *density, products)
 

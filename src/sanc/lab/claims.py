@@ -22,13 +22,13 @@ _LEVEL_RATIO = 1.05
 """Loss over f* up to which calls are counted. The paper states no level; 5 % above f* is chosen here."""
 
 _MIN_REJECTED_FRACTION = 0.5
-"""Share of the first five steps that must be rejected for "suffers": more than half of them. The paper states none."""
+"""Fraction of the first five steps that must be rejected for "suffers": more than half. The paper states none."""
 
 _EQUIVALENCE_MARGIN = 0.01
 """Margin of "identical" and "competitive": 1 % of the decrease, chosen here as hardly visible in a plot."""
 
 _MIN_CONTRIBUTING_FRACTION = 0.01
-"""Least share of the decrease for "contribute": 1 %, chosen here. The paper states none."""
+"""Smallest fraction of the decrease for "contribute": 1 %, chosen here. The paper states none."""
 
 _SIGNIFICANCE = 0.05
 """Level of all tests together, the usual 5 %."""

@@ -151,8 +151,8 @@ class FitProblem(RowProblem):
             has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
             exponents = torch.where((now > -torch.inf) & has_effect & stationary[:, None], now, exponents)
             scale = self._scale(exponents)
-        share = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
-        curvature_tol = (math.sqrt(self.tol) * share).clamp(min=self.tol)
+        relative_curvature = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
+        curvature_tol = (math.sqrt(self.tol) * relative_curvature).clamp(min=self.tol)
         point = replace(rows.point, more=more | {"exponents": exponents})
         growth = self._growth(rows, scale, before)
         return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)

@@ -25,7 +25,7 @@ _STEP_TEST_DIVISOR, _CERTIFICATE_TEST_DIVISOR = 2, 4
 """The next test follows after half, or a quarter, more products: a step needs few tests, and a certificate more."""
 _MIN_ENTRY_FRACTION = 0.5
 """An eigenvector of T is one of the complete Krylov space of a row if its largest squared entry there is at least this
-share of the mean; otherwise it belongs to the zero vectors with which the row continued."""
+fraction of the mean; otherwise it belongs to the zero vectors with which the row continued."""
 
 
 class RowLanczos:

@@ -23,7 +23,7 @@ _MAX_CPU_NUMBERS = 2**24
 _MIN_BATCH_ROWS = 256
 """Rows in a batch whatever their size: with fewer, calls of functions take longer than their arithmetic."""
 _MEMORY_FRACTION = 0.25
-"""Share of the free memory of a GPU for the batch."""
+"""Fraction of the free memory of a GPU for the batch."""
 _NUMBERS_PER_ENTRY = 40
 """Numbers that a round holds for each entry of a Hessian and each residual, such as copies and tangents."""
 _WAITING_PER_ACTIVE = 32

@@ -164,9 +164,9 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     If the second-order phase has converged (`_CONVERGED_FRACTION`), averaging starts with steps of the norm of its last
     step, `step_norm`. Otherwise the factor is `state.eta_reduction`.
     """
-    share = step_norm / typical_step_norm(state, settings, dim)
-    converged = abs(value) < _CONVERGED_FRACTION * abs(state.comparison.first_loss) and share < _CONVERGED_FRACTION
-    return share if converged else state.eta_reduction
+    step_ratio = step_norm / typical_step_norm(state, settings, dim)
+    converged = abs(value) < _CONVERGED_FRACTION * abs(state.comparison.first_loss) and step_ratio < _CONVERGED_FRACTION
+    return step_ratio if converged else state.eta_reduction
 
 
 def updated_distance_bound(

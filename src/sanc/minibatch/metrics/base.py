@@ -26,7 +26,7 @@ Shapes = Sequence[Shape]
 
 _REFRESHES_TO_DOUBLE = 50
 """The interval between refreshes of the metric is doubled after twice as many of them. In a long run the eigenbases
-change more slowly, and refreshes should not cost a constant share of the time."""
+change more slowly, and refreshes should not cost a constant fraction of the time."""
 _RELATIVE_EPSILON = 1e-6
 """ε, relative to the root of a block's largest second moment: Adam's 1e-8 for gradients of size 1e-2."""
 _MIN_STACKED_SIDE = 32
