@@ -22,6 +22,9 @@ DECIDING_REDUCTION = 0.5
 """If the change of f is below roundoff, a step that reduces the gradient norm by this factor is accepted."""
 WORTHWHILE_GROWTH = 2.0
 """A longer step is evaluated only if its norm is at least this many times the norm of the last step."""
+NOISE_DEVIATIONS = 5.0
+"""A change of f below this many standard deviations of its noise may be noise alone: the difference of two values has
+√2 of them, and the value at x may be the lowest of many."""
 CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
@@ -56,6 +59,7 @@ class RatioTest(Piece):
     rounding_guard : bool
         Add the rounding error of f to both decreases, so that ρ tends to 1 as the change of f tends to roundoff. If the
         change of an exact f is below its cancellation error, also accept a rejected step that halves the gradient norm.
+        Noise of f that has stalled a run counts as rounding error.
     """
 
     eta1: float = setting(0.2, FRACTION)
@@ -81,7 +85,7 @@ class RatioTest(Piece):
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
             return Decision(test.sigma, rho=test.rho, trial_value=trial_value, trials=1, step=step, note=note)
         decision = _accepted(test, step, trial, trial_value, note=decrease.note)
-        if subspace.allows_longer_steps:
+        if subspace.allows_longer_steps and not here.state.value_noise:
             decision = self._with_longer_steps(here, subspace, decision, trials)
         if here.sigma_rule.interpolates and here.evaluates_next_gradient:
             decision = _with_next_gradient(here, decision, test.verdict)
@@ -110,7 +114,8 @@ class RatioTest(Piece):
                 _, g = here.oracle.gradient(trial)
                 if here.space.norm(g) <= DECIDING_REDUCTION * here.grad_norm:
                     note, actual = Note.GRADIENT_DECIDED, step.decrease
-        return _GuardedDecrease(actual, ROUNDING_ERRORS * eps * abs(value_at_x), note)
+        rounding = max(ROUNDING_ERRORS * eps * abs(value_at_x), NOISE_DEVIATIONS * here.state.value_noise)
+        return _GuardedDecrease(actual, rounding, note)
 
     def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.

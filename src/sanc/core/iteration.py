@@ -182,6 +182,7 @@ class Iteration:
             last_grad_norm=here.grad_norm if math.isfinite(here.grad_norm) else state.last_grad_norm,
             first_length_scale=progress.here.units.length_scale,
             unit_cubic=progress.here.units.cubic,
+            value_noise=state.value_noise,
             acceptance_state=self._next_acceptance_state(here, decision),
         )
         return x if decision.point is None else decision.point, self._record(progress, decision, seconds)

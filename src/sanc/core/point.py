@@ -48,6 +48,8 @@ class State:
         ‖g‖ in the last iteration; 0 before the first.
     first_length_scale, unit_cubic : float
         Length scale and unit of σ of the first point (`sanc.core.units`); 0 until they are measured.
+    value_noise : float
+        Noise of an exact f beyond roundoff, which the ratio test tolerates; 0 unless it has stalled the run.
     acceptance_state : mapping
         State of the acceptance rule: floats, and vectors of the dimension of x.
     """
@@ -60,6 +62,7 @@ class State:
     last_grad_norm: float = 0.0
     first_length_scale: float = 0.0
     unit_cubic: float = 0.0
+    value_noise: float = 0.0
     acceptance_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -399,7 +399,15 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scal
 def find_noise(
     oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
 ) -> str:
-    """Return a sentence about noise in f near x that exceeds `limit` times its rounding error.
+    """Return a sentence about noise in f near x that exceeds `limit` times its rounding error."""
+    noise = measure_noise(oracle, x, first_length_scale, limit, seed)
+    return f"The values are noisy: about ±{noise:.1g} between neighbouring points." if noise > 0.0 else ""
+
+
+def measure_noise(
+    oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
+) -> float:
+    """Return the standard deviation of the noise in f near x; 0 if it is at most `limit` times its rounding error.
 
     The noise is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f
     due to rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
@@ -411,10 +419,10 @@ def find_noise(
         largest_change = float(np.max(np.abs(np.diff(values))))
         by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
     if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
-        return ""
+        return 0.0
     if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, first_length_scale):
-        return ""
-    return f"The values are noisy: about ±{noise:.1g} between neighbouring points."
+        return 0.0
+    return noise
 
 
 def _points_on_line(space: Space, x: Vector, first_length_scale: float, seed: int) -> list[Vector]:

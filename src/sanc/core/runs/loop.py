@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from sanc.core.acceptance import NOISE_DEVIATIONS
 from sanc.core.record import Record
 from sanc.core.runs.convergence import (
     error_is_negligible,
@@ -17,8 +18,9 @@ from sanc.core.runs.convergence import (
     stationary_ending,
 )
 from sanc.core.runs.faces import enter_face, release_weak_bounds
+from sanc.core.runs.noise import tolerable_noise
 from sanc.core.runs.run import Run
-from sanc.core.runs.saddle import continue_from, leave_saddle, probe_saddle
+from sanc.core.runs.saddle import leave_saddle, probe_saddle
 from sanc.core.runs.scaled_objective import objective_exponent
 from sanc.core.runs.scaled_variables import in_scaled_variables
 from sanc.core.runs.status import CONTINUE, Ending, Status
@@ -40,16 +42,31 @@ def run_to_end(
     if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
         run.scale_objective(objective_exponent(run.oracle, run.x))
     while True:
-        run = in_scaled_variables(run) if run.variable_scaling_is_due else run
+        if run.step_monitor.noise_found:  # the run resumes after a stall
+            run = _continuation(run) or run
+        elif run.variable_scaling_is_due:
+            run = in_scaled_variables(run)
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
         if ending.status is None:
             continue
-        continued = in_scaled_variables(run) if ending.status is Status.STALLED else run
-        if continued is run:
+        continued = _continuation(run) if ending.status is Status.STALLED else None
+        if continued is None:
             run.cause = ending.cause
             enter_face(run)
             return run, ending.status
         run = continued
+
+
+def _continuation(run: Run) -> Run | None:
+    """Return the run that continues after a stall: in scaled variables, or with tolerated noise; None if it ends."""
+    continued = in_scaled_variables(run)
+    if continued is not run:
+        return continued
+    noise = tolerable_noise(run)
+    if not noise:
+        return None
+    run.continue_with_noise(noise)
+    return run
 
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
@@ -116,7 +133,7 @@ def _leave_weak_bounds(run: Run) -> bool:
     if lower_point is None:
         enter_face(run)
         return False
-    continue_from(run, lower_point)
+    run.restart_at(lower_point)
     return True
 
 
@@ -157,6 +174,7 @@ def _count_progress(run: Run, record: Record) -> None:
         space.eps,
         rejection_counts=iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates,
         min_step_norm=ROUNDING_ERRORS * space.eps * space.norm(run.x) if run.oracle.differenced_gradient else 0.0,
+        min_decrease=NOISE_DEVIATIONS * iteration.state.value_noise,
     )
 
 

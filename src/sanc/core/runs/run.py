@@ -134,26 +134,46 @@ class Run:
         unknown = dict.fromkeys(("last_step_norm", "last_grad_norm", "first_length_scale", "unit_cubic"), 0.0)
         self.iteration.replace_numbers(sigma=self.iteration.method.initial_sigma_rule.sigma0, **unknown)
 
+    def restart_at(self, x: Vector) -> None:
+        """Continue from a point away from a saddle.
+
+        σ, the units and the gradient norms of the run so far were measured below roundoff, so they are reset.
+        """
+        self.x, self.certificate, self.stall_monitor = x, None, StallMonitor()
+        self.reset_sigma_and_units()
+
+    def continue_with_noise(self, noise: float) -> None:
+        """Continue after a stall with a ratio test that tolerates this noise of f.
+
+        σ, which rejected steps have raised, is that of the first point.
+        """
+        method = self.iteration.method
+        rule = method.sigma.rule(self.oracle.space.eps, exact=True)
+        sigma = rule.first_sigma(method.initial_sigma_rule.sigma0, self.units)
+        self.iteration.replace_numbers(sigma=sigma, last_step_norm=0.0, last_grad_norm=0.0, value_noise=noise)
+        self.step_monitor.noise_found, self.step_monitor.noise_tolerated = False, True
+        self.stall_monitor = StallMonitor()
+
     def move_to(self, point: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
         self.x = point
 
     @property
+    def has_measured_sigma(self) -> bool:
+        """Whether the initial σ was measured at the first point, and not given."""
+        return self.iteration.method.initial_sigma_rule.measures_sigma0
+
+    @property
     def can_scale_variables(self) -> bool:
         """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
-        method = self.iteration.method
-        sigma_has_units = method.initial_sigma_rule.measures_sigma0
-        return sigma_has_units and method.needs_products and self.oracle.exact and self.box is None
+        is_free = self.oracle.exact and self.box is None
+        return self.has_measured_sigma and self.needs_products and is_free
 
     @property
     def variable_scaling_is_due(self) -> bool:
-        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled.
-
-        Scales may look like noise of f, too; a run that resumes there measures them.
-        """
+        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
         iterations = self.iterations
-        is_power_of_two = iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
-        return is_power_of_two or self.step_monitor.noise_found
+        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
 
     def before_iteration(self) -> None:
         """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from sanc.core.runs.run import Run
-from sanc.core.runs.stall import StallMonitor
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
 from sanc.core.units import length_scale_at
@@ -15,7 +14,7 @@ def leave_saddle(run: Run) -> bool:
     """Return whether the run moved to a lower point along negative curvature; otherwise record the certificate of x."""
     certificate, lower_point = probe_saddle(run)
     if lower_point is not None:
-        continue_from(run, lower_point)
+        run.restart_at(lower_point)
     elif certificate is not None:
         run.certificate = certificate
     return lower_point is not None
@@ -30,15 +29,6 @@ def probe_saddle(run: Run) -> tuple[Certificate | None, Vector | None]:
         return None, None
     certificate, v = run.compute_certificate(run.oracle, run.limits.max_products, run.seed + run.iterations)
     return certificate, _lower_point(run, certificate, v) if certificate.saddle else None
-
-
-def continue_from(run: Run, point: Vector) -> None:
-    """Continue the run from a point away from a saddle.
-
-    σ, the units and the gradient norms of the run so far were measured below roundoff, so they are reset.
-    """
-    run.x, run.certificate, run.stall_monitor = point, None, StallMonitor()
-    run.reset_sigma_and_units()
 
 
 def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:

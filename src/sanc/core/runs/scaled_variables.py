@@ -62,7 +62,7 @@ class ScaledVariablesRun(PreconditionedRun):
 
     @property
     def variable_scaling_is_due(self) -> bool:
-        return self.iterations % SCALING_INTERVAL == 0 or self.step_monitor.noise_found
+        return self.iterations % SCALING_INTERVAL == 0
 
     @property
     def message(self) -> str:

@@ -39,10 +39,19 @@ class StallMonitor:
         """Continue in variables in which the gradient norm is this multiple of the one so far."""
         self.best_grad_norm *= ratio
 
-    def update(self, record: Record, eps: float, *, rejection_counts: bool, min_step_norm: float = 0.0) -> None:
+    def update(
+        self,
+        record: Record,
+        eps: float,
+        *,
+        rejection_counts: bool,
+        min_step_norm: float = 0.0,
+        min_decrease: float = 0.0,
+    ) -> None:
         """Count an iteration, given its record and the machine epsilon of f.
 
-        Steps below `min_step_norm` are no progress, even if f decreases.
+        Steps below `min_step_norm` are no progress, even if f decreases, and neither are decreases below
+        `min_decrease`, which may be noise.
 
         `rejection_counts` is whether an iteration that stays counts as one without progress. With the paper's rule it
         does not before the stopping test holds, because σ grows for the next iteration; with interpolation σ was
@@ -54,6 +63,7 @@ class StallMonitor:
         roundoff = eps * abs(record.value)
         if record.model_decrease <= roundoff:  # the model predicts no decrease that f could show
             roundoff *= ROUNDING_ERRORS
+        roundoff = max(roundoff, min_decrease)
         value_decreased = record.note != Note.BELOW_PRECISION and record.value - record.trial_value > roundoff
         value_decreased = value_decreased and record.step_norm >= min_step_norm
         if gradient_decreased or (moved and value_decreased):

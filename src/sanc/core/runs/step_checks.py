@@ -65,12 +65,15 @@ class StepMonitor:
         Whether the values were checked for noise.
     noise_found : bool
         Whether they had noise.
+    noise_tolerated : bool
+        Whether the run continued after noise had stalled it.
     """
 
     mismatches: int = 0
     gradient_verified: bool = False
     noise_checked: bool = False
     noise_found: bool = False
+    noise_tolerated: bool = False
 
     def ending_after(self, oracle: Oracle, step: MadeStep, first_length_scale: float, needs_products: bool) -> Ending:
         """Return the ending that a step of an exact objective causes."""

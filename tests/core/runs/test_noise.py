@@ -1,0 +1,95 @@
+"""Values with noise beyond roundoff, and gradients without it, as after a quadrature with a tolerance."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+import sanc
+from sanc.core.runs import loop
+
+
+def noise_at(x, kind=0):
+    """Return a number between −1 and 1 that every bit of x changes."""
+    return np.random.default_rng((zlib.crc32(np.ascontiguousarray(x).tobytes()), kind)).uniform(-1.0, 1.0)
+
+
+def regression(level, gradient_level=0.0, seed=0):
+    """Return a penalised logistic regression whose values have noise of this relative size, and its exact gradient."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(60, 6))
+    y = np.sign(X @ rng.normal(size=6) + rng.normal(size=60))
+
+    def fun(w):
+        return (np.logaddexp(0.0, -y * (X @ w)).sum() + 0.5 * w @ w) * (1.0 + level * noise_at(w))
+
+    def exact(w):
+        return w - X.T @ (y / (1.0 + np.exp(y * (X @ w))))
+
+    def jac(w):
+        return exact(w) + gradient_level * np.array([noise_at(w, k) for k in range(1, 7)])
+
+    def hessp(w, v):
+        p = 1.0 / (1.0 + np.exp(y * (X @ w)))
+        return X.T @ (p * (1.0 - p) * (X @ v)) + v
+
+    return {"fun": fun, "x0": 0.2 + np.abs(rng.normal(size=6)), "jac": jac, "hessp": hessp}, exact
+
+
+@pytest.mark.parametrize("bounds", [None, [(0.1, None)] * 6], ids=["free", "bounds"])
+@pytest.mark.parametrize("level", [1e-8, 1e-6, 1e-4])
+def test_a_run_reaches_the_minimum_in_spite_of_noise(monkeypatch, level, bounds):
+    reached, stalled = 0, 0
+    for seed in range(6):
+        given, exact = regression(level, seed=seed)
+        res = sanc.minimize(**given, bounds=bounds)
+        clean = sanc.minimize(**regression(0.0, seed=seed)[0], bounds=bounds)
+        assert res.success and clean.success, res.message
+        np.testing.assert_allclose(res.x, clean.x, atol=1e-7)
+        free = np.ones(6, bool) if bounds is None else res.x > 0.1
+        assert np.linalg.norm(exact(res.x)[free]) <= 1e-7
+        reached += res.nit
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "tolerable_noise", lambda run: 0.0)
+            stalled += not sanc.minimize(**given, bounds=bounds).success
+    assert stalled >= 2 and reached <= 6 * 60
+
+
+def test_noise_of_the_gradient_is_not_tolerated():
+    """The gradient does not decrease below its noise, so that no run claims a solution there, or continues for long."""
+    for seed in range(4):
+        given, _ = regression(1e-8, 1e-6, seed)
+        res = sanc.minimize(**given)
+        assert res.status is sanc.Status.STALLED and "noisy" in res.message and res.nfev < 1000
+
+
+def test_large_noise_is_not_tolerated():
+    given, _ = regression(0.3)
+    assert sanc.minimize(**given).status is sanc.Status.STALLED
+
+
+def test_a_run_with_noise_resumes_bit_for_bit():
+    given, _ = regression(1e-8, seed=2)
+    states = []
+    whole = sanc.minimize(**given, callback=lambda intermediate_result: states.append(intermediate_result.state))
+    tolerated = [k for k, state in enumerate(states) if state["numbers"]["value_noise"] > 0.0]
+    assert whole.success and 0 < tolerated[0]
+    for k in (tolerated[0] - 1, tolerated[0]):
+        rest = sanc.minimize(**given, resume=states[k])
+        assert np.array_equal(rest.x, whole.x) and rest.nfev == whole.nfev and rest.nit == whole.nit
+
+
+def test_a_fit_with_cancellation_in_its_residuals_converges():
+    """The trigonometric residuals of Moré, Garbow and Hillstrom lose two digits; from ten times the standard start."""
+    n = 10
+
+    def residuals(x):
+        return n - np.cos(x).sum() + np.arange(1, n + 1) * (1.0 - np.cos(x)) - np.sin(x)
+
+    def jac(x):
+        return np.sin(x)[None, :] + np.diag(np.arange(1, n + 1) * np.sin(x) - np.cos(x))
+
+    res = sanc.least_squares(residuals, np.ones(n), jac)
+    assert res.success and res.cost == pytest.approx(0.5 * 2.79506e-5, rel=1e-5)
