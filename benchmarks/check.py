@@ -236,7 +236,7 @@ def _speed() -> list[str]:
 
 PAGES: Mapping[str, Callable[[], list[str]]] = {
     "bounded.md": _bounded,
-    "cnn.md": lambda: _paper_runs("cnn-mnist.tar.xz"),
+    "cnn.md": lambda: _paper_runs("cnn.tar.xz"),
     "commands.md": _commands,
     "deterministic.md": _deterministic,
     "../integrations.md": _driving,
@@ -255,10 +255,6 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
 }
 """Function of each page that returns the Markdown of its tables, and its sentences, from the committed runs."""
 WITHOUT_RUNS: Mapping[str, Mapping[str, str]] = {
-    "cnn.md": dict.fromkeys(
-        ("Claims of three seeds", "fig2c-mnist", "fig2c-cifar10", "fig5-mnist", "fig5-cifar10"),
-        "runs on a GPU that were not kept",
-    ),
     "../integrations.md": {"`opt.style`": "describes the ways to drive a step"},
     "faults.md": {"fault": "the tests count"},
     "networks.md": {"decay of the scale in the last third": "runs on a CPU that were not kept"},
