@@ -208,7 +208,7 @@ def test_a_differenced_gradient_below_the_roundoff_of_values_is_no_success(schem
     res = sanc.minimize(lambda x: offset + (x[0] ** 2 - 1) ** 2 + x[1] ** 2, [0.3, 0.4], jac=scheme)
     assert (
         res.status is Status.STALLED
-        and "roundoff in f alone causes" in res.message
+        and "the error of f alone causes" in res.message
         and "subtract a constant" in res.message
     )
 

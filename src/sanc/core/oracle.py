@@ -208,6 +208,10 @@ class Oracle(Embedding, ABC):
         """Return the error of each entry of a differenced ∇f(x) due to the size of the difference; None for others."""
         return None
 
+    def adapt_differences(self, value_error: float) -> bool:
+        """Return whether gradients are differences, whose steps follow this relative error of f from now on."""
+        return False
+
     def numbers(self) -> dict[str, Any]:
         """Return the state that a resumed run needs in addition to the point and the counters."""
         return {}

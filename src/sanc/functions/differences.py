@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor
 
+from sanc.core.saved import state_error
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, shown
 from sanc.functions.oracle import CallableOracle, as_scalar
@@ -55,8 +56,33 @@ class DifferenceOracle(CallableOracle):
             )
         super().__init__(fun, x0, jac=fun, args=args)
         self.scheme, self.differenced_gradient = scheme, scheme != "cs"
-        eps = self.space.eps
-        self.noise = {"2-point": eps ** (1 / 2), "3-point": eps ** (2 / 3), "cs": eps}[scheme]
+        self.value_error = 0.0
+        self._set_value_error(self.space.eps)
+
+    def _set_value_error(self, value_error: float) -> None:
+        """Set the relative error of f, and with it the steps and the relative error of the gradients."""
+        self.value_error = value_error
+        if self.scheme == "cs":
+            self.noise = self.space.eps
+        else:
+            self.noise = value_error ** (1.0 - DIFFERENCE_POWERS[self.scheme])
+
+    def adapt_differences(self, value_error: float) -> bool:
+        if not self.differenced_gradient:
+            return False
+        self._set_value_error(value_error)
+        self._gradients.clear()
+        return True
+
+    def numbers(self) -> dict[str, Any]:
+        return super().numbers() | {"value_error": self.value_error}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        super().restore(numbers)
+        value_error = numbers["value_error"]
+        if not isinstance(value_error, float) or not 0.0 < value_error < 1.0:
+            raise state_error("resume['oracle']['value_error']", value_error, "a number between 0 and 1")
+        self._set_value_error(value_error)
 
     def as_value(self, returned: Any) -> float:
         dtype = str(getattr(returned, "dtype", "")).removeprefix("torch.")
@@ -85,7 +111,7 @@ class DifferenceOracle(CallableOracle):
                     'for complex x. Pass jac = "3-point" if fun cannot.'
                 )
             return float(np.imag(returned).reshape(())) / (COMPLEX_STEP * size)
-        h = factor * self.space.eps ** DIFFERENCE_POWERS[self.scheme] * size
+        h = factor * self.value_error ** DIFFERENCE_POWERS[self.scheme] * size
         if self.box is not None and not (self.box.lower[k] <= x[k] - h and x[k] + h <= self.box.upper[k]):
             return self._one_sided_derivative(x, k, h)
         above = self._moved(x, k, h)
@@ -112,9 +138,11 @@ class DifferenceOracle(CallableOracle):
     def gradient_error(self, x: Any) -> float:
         if self.scheme == "cs":
             return 0.0
-        step = self.space.eps ** DIFFERENCE_POWERS[self.scheme]
+        step = self.value_error ** DIFFERENCE_POWERS[self.scheme]
         sizes = (max(1.0, abs(size)) for size in x.tolist())
-        return self.space.eps * abs(self.value(x)) / float(step) * math.sqrt(sum(1.0 / (size * size) for size in sizes))
+        return (
+            self.value_error * abs(self.value(x)) / float(step) * math.sqrt(sum(1.0 / (size * size) for size in sizes))
+        )
 
     def truncation_error(self, x: Any) -> Any:
         """Return the change of each entry of the gradient if the step is doubled; 0 where that is no truncation error.

@@ -75,9 +75,14 @@ class SecantOracle(DifferenceOracle):
         """Return whether the error of a forward difference is negligible beside the gradient norm."""
         assert self._matrix is not None
         sizes = np.maximum(1.0, np.abs(_array(self, x)))
-        step = math.sqrt(self.space.eps) * sizes
-        error = 0.5 * step * np.abs(np.diag(self._matrix)) + 2.0 * self.space.eps * abs(self.value(x)) / step
+        step = math.sqrt(self.value_error) * sizes
+        error = 0.5 * step * np.abs(np.diag(self._matrix)) + 2.0 * self.value_error * abs(self.value(x)) / step
         return _MIN_FORWARD_ERRORS * float(np.linalg.norm(error)) < self.space.norm(g)
+
+    def adapt_differences(self, value_error: float) -> bool:
+        self._matrix, self._last, self._exact_at = None, None, None
+        self._central = self.scheme != "2-point"
+        return super().adapt_differences(value_error)
 
     # The Hessian.
 
@@ -108,7 +113,7 @@ class SecantOracle(DifferenceOracle):
         norm = self.space.norm(self.gradient(x)[1])  # without overflow
         if norm == 0.0:
             return np.eye(len(g))
-        h = self.space.eps**_SECOND_POWER * max(1.0, self.space.norm(x) / self.space.dim**0.5)
+        h = self.value_error**_SECOND_POWER * max(1.0, self.space.norm(x) / self.space.dim**0.5)
         moved = x - (h / norm) * self.gradient(x)[1]
         if self.box is not None and not self.box.contains(self.space.tensor(moved)):
             return norm * np.eye(len(g))
@@ -194,9 +199,9 @@ class _DifferencedHessian(Operator):
         That shows one component of the error. Its norm is √n times as large if all components are alike.
         """
         o, norm = self._oracle, self._oracle.space.norm(v)
-        step = o.space.eps**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
+        step = o.value_error**_SECOND_POWER * max(1.0, o.space.norm(self._x) / o.space.dim**0.5)
         value, h = o.value(self._x), 2.0 * step
-        roundoff = float(4.0 * o.space.eps * abs(value) / (step * step) * norm)  # of two values and twice the third
+        roundoff = float(4.0 * o.value_error * abs(value) / (step * step) * norm)  # of two values and twice the third
         d = v * (h / norm)
         ends = [self._x + d, self._x - d]
         if norm == 0.0 or (o.box is not None and not all(o.box.contains(o.space.tensor(end)) for end in ends)):
@@ -225,7 +230,7 @@ def _second_differences(oracle: SecantOracle, x: Vector) -> Floats:
     −d_i and −d_j has none, but costs twice as many evaluations.
     """
     n, point, value = oracle.space.dim, _array(oracle, x), oracle.value(x)
-    steps = oracle.space.eps**_SECOND_POWER * np.maximum(1.0, np.abs(point))
+    steps = oracle.value_error**_SECOND_POWER * np.maximum(1.0, np.abs(point))
     if oracle.box is not None:
         lower, upper = (np.asarray(side.cpu(), np.float64) for side in (oracle.box.lower, oracle.box.upper))
     else:

@@ -193,8 +193,8 @@ def difference_error_message(gradient_error: float, curvature_error: float = 0.0
     """Return the sentence about the error of a differenced gradient and, if it is not 0, of the curvature."""
     addition = f", and of {curvature_error:.1g} in its curvature" if curvature_error else ""
     return (
-        f"The gradient is differenced, and roundoff in f alone causes an error of {gradient_error:.1g}{addition}: "
-        "subtract a constant from f, or pass its gradient as jac."
+        f"The gradient is differenced, and the error of f alone causes one of {gradient_error:.1g}{addition}: subtract "
+        "a constant from f, compute f more accurately, or pass its gradient as jac."
     )
 
 

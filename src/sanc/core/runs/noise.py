@@ -8,18 +8,19 @@ from sanc.core.runs import consistency
 from sanc.core.runs.run import Run
 
 _MAX_NOISE_FRACTION = 1e-2
-"""Largest noise that is tolerated, as a fraction of the decrease of f in the run: more would show in the result."""
+"""Largest noise that is tolerated, as a fraction of f and of its decrease in the run: more would show in the result."""
 
 
 def tolerable_noise(run: Run) -> float:
     """Return the noise of f with which a stalled run can continue; 0 if there is none, or too much of it.
 
     Where values are noisy and gradients are not, as after a quadrature or an inner iteration with a tolerance, models
-    still predict steps to a minimum, but no value confirms them. Differenced gradients are as noisy as the values. A
-    run tolerates noise only once.
+    still predict steps to a minimum, but no value confirms them. Differences of values are of use with steps that suit
+    the noise. A run tolerates noise only once.
     """
     oracle = run.oracle
-    if run.step_monitor.noise_tolerated or oracle.differenced_gradient or not run.has_measured_sigma:
+    if run.step_monitor.noise_tolerated or not run.has_measured_sigma:
         return 0.0
     noise, value = consistency.measure_noise(oracle, run.x, run.first_length_scale), oracle.gradient(run.x)[0]
-    return noise if noise <= _MAX_NOISE_FRACTION * (run.first_value - value) < math.inf else 0.0
+    size = max(run.first_value - value, abs(value))
+    return noise if noise <= _MAX_NOISE_FRACTION * size < math.inf else 0.0

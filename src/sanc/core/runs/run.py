@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sanc.core.acceptance import NOISE_DEVIATIONS
 from sanc.core.bounded.bounds import Box
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
@@ -19,6 +20,8 @@ from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.units import Units
 
+_MAX_VALUE_ERROR = 1e-2
+"""Largest relative error of f to which the steps of differences are adapted."""
 _MIN_UNSCALED_ITERATIONS = 256
 """Iterations after which a run that has not stalled measures the scales of its variables, a power of two."""
 
@@ -143,7 +146,7 @@ class Run:
         self.reset_sigma_and_units()
 
     def continue_with_noise(self, noise: float) -> None:
-        """Continue after a stall with a ratio test that tolerates this noise of f.
+        """Continue after a stall with a ratio test that tolerates this noise of f, and with longer differences.
 
         σ, which rejected steps have raised, is that of the first point.
         """
@@ -153,6 +156,10 @@ class Run:
         self.iteration.replace_numbers(sigma=sigma, last_step_norm=0.0, last_grad_norm=0.0, value_noise=noise)
         self.step_monitor.noise_found, self.step_monitor.noise_tolerated = False, True
         self.stall_monitor = StallMonitor()
+        error, value = NOISE_DEVIATIONS * noise, abs(self.oracle.gradient(self.x)[0])
+        relative_error = error / value if error < _MAX_VALUE_ERROR * value else _MAX_VALUE_ERROR
+        if self.unscaled_oracle.adapt_differences(relative_error):
+            self.x = self.x * 1.0  # a new object, for which no gradient is cached
 
     def move_to(self, point: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
@@ -251,8 +258,11 @@ class Run:
 
     @property
     def message(self) -> str:
-        """The cause of the ending, with a remark if f was scaled."""
-        exponent = self.full_oracle.exponent
-        if not self.cause or not exponent:
-            return self.cause
-        return f"{self.cause} Numbers in this message are of f times 2^{exponent}."
+        """The cause of the ending, with remarks if f was scaled or its noise was tolerated."""
+        sentences, exponent = [self.cause] if self.cause else [], self.full_oracle.exponent
+        if self.cause and exponent:
+            sentences.append(f"Numbers in this message are of f times 2^{exponent}.")
+        if self.step_monitor.noise_tolerated:
+            noise = self.iteration.state.value_noise / self.scale_of_f
+            sentences.append(f"The run tolerated noise in f of about ±{noise:.1g}.")
+        return " ".join(sentences)

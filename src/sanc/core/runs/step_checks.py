@@ -84,7 +84,7 @@ class StepMonitor:
         if checks_symmetry and not cause:
             cause = consistency.find_asymmetry(oracle, step.after)
         if cause:
-            return Ending(Status.INCONSISTENT, cause)
+            return Ending(Status.STALLED if oracle.differenced_gradient else Status.INCONSISTENT, cause)
         if step.stays and not self.noise_checked:
             self.noise_checked = True
             cause = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
