@@ -131,7 +131,7 @@ def test_the_average_of_new_entries_starts_at_the_step_at_which_they_joined():
 
 def test_a_short_pause_of_a_layer_does_not_cost_the_progress_of_the_others():
     """Frozen for ten steps: the loss afterwards stays near that before; it rose threefold when all was reset."""
-    model, opt = trained("loss", 200)
+    model, opt = trained("loss", 400)
     everything = batches(60, seed=9)
     inputs, targets = (torch.cat(part) for part in zip(*everything, strict=True))
 
