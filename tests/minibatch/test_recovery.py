@@ -99,7 +99,7 @@ def test_rare_rows_are_learnt_from(seed):
     w = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
     loss = torch.nn.functional.binary_cross_entropy_with_logits
     opt, jumps = sanc.SANC([w], seed=0), 0
-    for _ in range(500):
+    for _ in range(800):
         rows = torch.from_numpy(rng.choice(2000, 4, replace=False))
         opt.step(lambda rows=rows: loss(X[rows] @ w[:5] + w[5], y[rows]))
         jumps += "safe point" in opt.record.note
