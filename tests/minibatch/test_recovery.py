@@ -144,11 +144,11 @@ def test_one_outlier_batch_does_not_ruin_a_run():
         x = torch.randn(1000, 8)
         y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
         opt = sanc.SANC(net.parameters(), seed=0)
-        for k in range(200):
+        for k in range(170):
             rows = torch.randint(1000, (32,))
-            target = y[rows] * (factor if k == 100 else 1.0)
+            target = y[rows] * (factor if k == 85 else 1.0)
             opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
-            assert k != 100 or factor == 1.0 or "outlier" in opt.record.note
+            assert k != 85 or factor == 1.0 or "outlier" in opt.record.note
         with torch.no_grad():
             ends.append(float((net(x) - y).square().mean()))
     assert ends[0] < 0.15 and ends[1] < 1.2 * ends[0]
