@@ -11,10 +11,10 @@ import torch.utils.checkpoint
 from torch import nn
 
 import sanc
-from driving import flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
+from tensors import flat
 
 TOLERANCE = dict.fromkeys(HVP_MODES, 1e-10) | {"finite-difference": 1e-6}
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sanc
 from classifier import loss_of
-from driving import flat, torch_number
+from tensors import flat, torch_number
 
 
 def make(dtype=torch.float64, seed=0):

@@ -13,8 +13,9 @@ from scipy.optimize import rosen, rosen_der
 from torch import nn
 
 import sanc
-from composing import composed
-from driving import drive, flat
+from preset_options import composed
+from tensors import flat
+from training_styles import drive
 
 WRONG = [math.nan, -1, "three", None, [], {}, torch.zeros(7), True, -math.inf, 1.5]
 FREE = {

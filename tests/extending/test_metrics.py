@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sanc
-from driving import flat
+from tensors import flat
 
 
 @pytest.mark.parametrize("returned", [None, 1])

@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from driving import flat
+from tensors import flat
 
 
 def test_an_acceptance_rule_that_looks_back_goes_uphill_and_arrives(pieces):

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import sanc
-from composing import composed
-from driving import flat
+from preset_options import composed
 from sanc.graphs import capture, recording
 from sanc.graphs.recording import identity, reset_gradient_accumulators
 from sanc.lab.authors import AUTHORS
+from tensors import flat
 
 FIELDS = ("branch", "krylov_dim", "trials", "note")
 NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrease", "value", "trial_value")

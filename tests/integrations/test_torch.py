@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import sanc
-from driving import drive, flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
+from tensors import flat
+from training_styles import drive
 
 dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict", reason="torch is built without distributed")
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import sanc
-from composing import iteration_on
+from oracles import iteration_on
 from sanc import Branch
 from sanc.core.iteration import Iteration
 from sanc.core.model import SAMPLED_KRYLOV_DIM

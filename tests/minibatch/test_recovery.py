@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sanc
-from composing import iteration_on
+from oracles import iteration_on
 from sanc import Branch
 from sanc.minibatch import recovery
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum

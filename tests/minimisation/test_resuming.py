@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from composing import composed
+from preset_options import composed
 from sanc.problems import Logistic
 from zoo import rosen_torch
 

@@ -18,9 +18,9 @@ from torch import nn
 
 import sanc
 from classifier import FAMILY, closures, loss_of, make
-from composing import PRESETS, composed
-from driving import flat
+from preset_options import PRESETS, composed
 from sanc import Branch
+from tensors import flat
 
 
 @pytest.mark.parametrize("cls", FAMILY)
