@@ -79,15 +79,15 @@ def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
 
 
 @pytest.mark.parametrize(
-    ("value", "entry", "before", "back"),
+    ("value", "first_loss", "loss_there", "returns"),
     [(0.5, 1.0, 0.1, False), (2.0, 1.0, 3.0, False), (2.0, 1.0, 1.5, True), (math.nan, 1.0, 1.5, True),
      (math.nan, 1.0, math.nan, False)],
 )  # fmt: skip
-def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, entry, before, back):
-    x, start = np.ones(2), np.zeros(2)
-    comparison = BatchComparison(first_point=start, first_loss=entry)
-    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
-    assert recovery.start_of_averaging(comparison, x, value, oracle) is (start if back else x)
+def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, first_loss, loss_there, returns):
+    x, first_point = np.ones(2), np.zeros(2)
+    comparison = BatchComparison(first_point=first_point, first_loss=first_loss)
+    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: loss_there if point is first_point else None)
+    assert recovery.first_averaged_point(comparison, x, value, oracle) is (first_point if returns else x)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])

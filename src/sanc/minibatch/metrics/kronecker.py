@@ -52,11 +52,11 @@ class Kronecker(Piece):
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner; with `reduce`, the ranks may share parameters that are not coupled."""
-        return _Kronecker(self, shapes, like, reduce)
+        return KroneckerPreconditioner(self, shapes, like, reduce)
 
 
-class _Kronecker(Preconditioner):
-    """The preconditioner: a stack for each shape of matrices, and the vectors, which are not rotated, together."""
+class KroneckerPreconditioner(Preconditioner):
+    """The preconditioner of `Kronecker`: a stack for each shape of matrices, and the vectors, which are not rotated."""
 
     like_parameter = ("second_moment",)
     always_finite = True
