@@ -168,8 +168,8 @@ class LongerSteps:
     def __init__(self, steps):
         self.steps, self.calls = list(steps), []
 
-    def longer_step(self, here, sigma, trials):
-        self.calls.append((sigma, trials))
+    def longer_step(self, here, sigma, trial_count):
+        self.calls.append((sigma, trial_count))
         return self.steps.pop(0) if self.steps else None
 
     def trial_point(self, x, step):

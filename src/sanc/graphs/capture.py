@@ -65,7 +65,10 @@ class Capture:
     def oracle(
         self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
     ) -> CapturedOracle | None:
-        """Return the oracle for a step on these samples; None if the step is eager."""
+        """Return the recorded oracle for a step on these samples, recorded now if it is new; None: the step is eager.
+
+        `reason` is set to why the step is eager, or emptied.
+        """
         self.reason = self._unsupported or self._obstacle(batches, leaves, hvp, microbatch)
         if self.reason:
             self._warn()
@@ -171,5 +174,5 @@ class Capture:
 
 def _device_obstacle(device: torch.device) -> str:
     """Return why steps on this device cannot be recorded; empty if they can."""
-    known = device.type in DEVICES
-    return "" if known else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"
+    has_graphs = device.type in DEVICES
+    return "" if has_graphs else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"

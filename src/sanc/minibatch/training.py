@@ -37,7 +37,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     has_returned: bool
 
     def iterate(
-        self, x: Vector, oracle: Oracle, start: Vector | None = None, rates: Sequence[float] = ()
+        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None, rates: Sequence[float] = ()
     ) -> tuple[Vector, Record]: ...
     def read_record(self) -> Record | None: ...
     def rearrange(
