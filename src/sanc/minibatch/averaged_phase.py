@@ -296,9 +296,9 @@ class AveragedPhase:
     def _outcome_if_rejected(
         self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
     ) -> tuple[MinibatchState, IterationOutcome | None]:
-        """Return the next state, and the outcome if the step is rejected; None: it is accepted.
+        """Reject the step if its gradient is not finite, or shows that the first ones were outliers.
 
-        It is rejected if its gradient is not finite, or shows that the first ones were outliers.
+        Return the next state, and the outcome of a rejected step; None: it is accepted.
         """
         if not math.isfinite(results.value + results.grad_norm):
             if self._next_gradient_point is not None:
@@ -357,7 +357,7 @@ class AveragedPhase:
             self._unread = self._unread._replace(record=record)
 
     def finish_step(self, state: MinibatchState, second_order_sigma: float) -> FinishedStep | None:
-        """Return the last step with its results, if they were not read yet; waits for the device.
+        """Read the results of the last step, if they were not read yet, and return the step; waits for the device.
 
         If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
         """
