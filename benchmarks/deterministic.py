@@ -412,8 +412,8 @@ def stuck_in_words(runs: Sequence[dict[str, Any]]) -> str:
     """Return at how many of the saddle starts sanc and SciPy's methods are stuck."""
     exact, hidden, ours, peers = stuck(runs)
     return (
-        f"`sanc.minimize` is stuck at {ours} of {exact + hidden} starts, {exact} exact saddles and {hidden} starts "
-        f"that lead to one; SciPy's methods are stuck at {min(peers)} to {max(peers)}"
+        f"`sanc.minimize` is stuck at {ours} of {exact + hidden} starts ({exact} exact saddles, {hidden} that lead to "
+        f"one), and SciPy's methods at {min(peers)} to {max(peers)}"
     )
 
 

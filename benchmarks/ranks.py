@@ -31,7 +31,7 @@ import sanc
 from benchmarks.common import zoo  # noqa: F401 - puts tests/ on the path, for the next import
 from benchmarks.reporting import COMMIT_NOTE, command, machine, markdown_table, write_results
 from benchmarks.timing import interleaved, median_ratio, medians
-from together import run_on_ranks, without_errors
+from rank_processes import run_on_ranks, without_errors
 
 ADAMW = "DDP + AdamW"
 CANDIDATES: Mapping[str, tuple[str, dict[str, Any]]] = {

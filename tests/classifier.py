@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sanc
-from driving import flat
+from tensors import flat
 
 FAMILY = [sanc.SANC, sanc.SCR, sanc.ARC, sanc.CR, sanc.CRM, sanc.NCD]
 

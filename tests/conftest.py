@@ -1,27 +1,44 @@
-"""Shared fixtures: one thread, seeded generators, a sum and its counter; what a run says of skips and its machine."""
+"""Shared fixtures: one thread, seeded generators, a sum and its counter; what a run says of skips and its machine.
+
+Functions import torch and the package: the process that distributes tests to others needs neither, and starts sooner.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
 import platform
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy
-import scipy.sparse
-import torch
-from threadpoolctl import threadpool_limits  # scikit-learn needs it, too
 
-from sanc.problems import Logistic
 
-torch.set_num_threads(1)  # the models of the tests are too small to share
-threadpool_limits(1, user_api="blas")
+def pytest_collection(session: pytest.Session) -> None:
+    """Use one thread: the models of the tests are too small to share. Tests of draws do not wait for idle threads."""
+    if session.config.getoption("dist", "no") != "no":  # other processes run the tests
+        return
+    import scipy.linalg  # noqa: F401 (loads its BLAS)
+    import torch
+    from threadpoolctl import threadpool_limits  # scikit-learn needs it, too
+
+    torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")
+
+    from sanc.autograd import randomness
+
+    # A worker has a thread that receives messages and draws nothing. After draws, the package would watch it for up to
+    # ten times the time of the evaluation.
+    idle = sys._current_frames().keys() - {threading.get_ident()}
+    randomness._has_other_threads = lambda: len(sys._current_frames().keys() - idle) > 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device, and torch sees none")
@@ -67,6 +84,8 @@ def faults_page(rows: list[list], tests: int, *, cut: bool) -> str:
     for what, cases, failures in rows:
         counts = kinds.setdefault(what, [0, 0])
         counts[0], counts[1] = counts[0] + cases, counts[1] + failures
+    import torch
+
     lines = [f"| {what} | {cases:,} | {failures:,} |" for what, (cases, failures) in sorted(kinds.items())]
     total = [sum(column) for column in zip(*kinds.values(), strict=True)] or [0, 0]
     return "\n".join([
@@ -92,6 +111,9 @@ def faults_page(rows: list[list], tests: int, *, cut: bool) -> str:
 
 def note_system(path: Path, counts: dict[str, int]) -> None:
     """Put a row for this machine and these versions in the place of an older one; tests/test_docs.py reads it."""
+    import scipy
+    import torch
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     row = {
         "system": platform.system(),
@@ -115,12 +137,17 @@ def rng() -> np.random.Generator:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Seed torch. Without a GPU `torch.manual_seed` formats the stack for each kind of device, which takes longer."""
+    import torch
+
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture
 def wide_problem():
     """Sparse rows of zeros and ones like those of a9a: columns from rare to frequent, and noisy labels."""
+    import scipy.sparse
+
+    from sanc.problems import Logistic
 
     def make(rng, strength, n=3000, d=60):
         X = (rng.random((n, d)) < np.geomspace(0.005, 0.8, d)).astype(float)
@@ -133,6 +160,8 @@ def wide_problem():
 @pytest.fixture
 def readings(monkeypatch):
     """Count of products X @ w and Xᵀ @ r of logistic regression."""
+    from sanc.problems import Logistic
+
     seen = Counter()
     for name in ("_times", "_transposed_times"):
         plain = getattr(Logistic, name)

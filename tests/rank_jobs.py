@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sanc
-from composing import composed
-from driving import flat
+from preset_options import composed
 from sanc.core.saved import vectors_of
 from sanc.lab.authors import AUTHORS
+from tensors import flat
 
 ROWS = 12
 

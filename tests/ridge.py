@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import sanc
-from driving import normal
+from tensors import normal
 
 D = torch.float64
 A, B = normal(20, 3), normal(20, seed=1)

@@ -21,12 +21,13 @@ from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
 from sanc.many.rows import Rows
+from sanc.minibatch.settings import METRICS
 from sanc.minibatch.state import PARTS, MinibatchState
 
 PIECES = [
-    sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.Diagonal(), sanc.GradientStep(),
-    sanc.Identity(), sanc.Kronecker(), sanc.KrylovModel(), sanc.Minibatch(), sanc.Momentum(), sanc.NoModel(),
-    sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(), sanc.StepSize(), sanc.Stay(),
+    sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.GradientStep(), sanc.KrylovModel(),
+    sanc.Minibatch(), sanc.Momentum(), sanc.NoModel(), sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(),
+    sanc.StepSize(), sanc.Stay(), *(metric() for metric in METRICS.values()),
 ]  # fmt: skip
 
 VALUES = [

@@ -23,8 +23,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 import sanc
-from loading import load_tool
 from sanc.minibatch.state import PARTS
+from tool_modules import load_tool
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,13 +11,13 @@ from torch import nn
 
 import sanc
 from classifier import loss_of
-from composing import composed
-from driving import flat
+from preset_options import composed
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
 from sanc.lab.authors import AUTHORS
 from sanc.minibatch.averaged_phase import AveragedPhase
+from tensors import flat
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

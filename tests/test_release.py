@@ -13,7 +13,7 @@ import packaging.requirements
 import pytest
 
 import sanc
-from loading import load_tool
+from tool_modules import load_tool
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -33,7 +33,7 @@ PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step
 CLASSES = [
     sanc.Method, sanc.CubicModel, sanc.KrylovModel, sanc.NoModel, sanc.RatioTest, sanc.AcceptAll, sanc.Momentum,
     sanc.CheckedEscape, sanc.PaperEscape, sanc.GradientStep, sanc.Stay, sanc.SigmaUpdate, sanc.Minibatch,
-    sanc.StepSize, sanc.Average, sanc.Kronecker, sanc.Diagonal, sanc.Identity,
+    sanc.StepSize, sanc.Average, *METRICS.values(),
 ]  # fmt: skip
 PROGRAM = """
 import numpy, torch, sanc

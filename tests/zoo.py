@@ -129,7 +129,7 @@ def value_and_gradient(fun: Fun, x: ArrayLike) -> tuple[float, Floats]:
 
 def hessian_of(fun: Fun, x: ArrayLike) -> Floats:
     """∇²f(x), dense and symmetrised."""
-    h = torch.autograd.functional.hessian(fun, tensor(x)).numpy()
+    h = torch.autograd.functional.hessian(fun, tensor(x), vectorize=True).numpy()
     return np.asarray(0.5 * (h + h.T), dtype=np.float64)
 
 
@@ -159,12 +159,16 @@ def numpy_functions(
     def hess(x: ArrayLike) -> Floats:
         return hessian_of(fun, x)
 
+    last: list[Tensor] = []  # the point of the last product, and the gradient there with its graph
+
     def hessp(x: ArrayLike, v: ArrayLike) -> Floats:
         point = tensor(x).requires_grad_()
-        (g,) = torch.autograd.grad(fun(point), point, create_graph=True)
+        if not (last and torch.equal(last[0], point)):
+            last[:] = point, *torch.autograd.grad(fun(point), point, create_graph=True)
+        point, g = last
         if not g.requires_grad:  # an affine function
             return np.zeros(len(point))
-        (product,) = torch.autograd.grad(g, point, tensor(v), allow_unused=True)
+        (product,) = torch.autograd.grad(g, point, tensor(v), retain_graph=True, allow_unused=True)
         return np.zeros(len(point)) if product is None else np.asarray(product.numpy(), dtype=np.float64)
 
     return f, jac, hess, hessp

@@ -294,7 +294,7 @@ def _setting_names(piece: Any) -> set[str]:
 def _unknown_option_error(method: Method, name: str, value: object, other_names: Iterable[str]) -> ArgumentError:
     """Return the error for an option that no piece of this method has."""
     composed = [compose_from(preset) for compose_from in METHODS.values() for preset in PRESETS.values()]
-    known = set(other_names).union(_setting_names(method), *map(_setting_names, composed)) - _NOT_OPTIONS
+    all_names = set(other_names).union(_setting_names(method), *map(_setting_names, composed)) - _NOT_OPTIONS
     pieces = [piece for _, piece in _pieces_in("method", method)]
     places = {item.name: getattr(piece, item.name) for piece in pieces for item in fields(piece)}
     for place, piece in (owner for other in composed for owner in _owners(other, name) if owner[0] in places):
@@ -307,4 +307,4 @@ def _unknown_option_error(method: Method, name: str, value: object, other_names:
     if name in foreign:
         return ArgumentError(f"{name} = {shown(value)} is not an option here: {foreign[name]}.")
     remedy = "leave it out, or find the option in help(sanc.Method) and help(sanc.Minibatch)."
-    return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, known, remedy)}")
+    return ArgumentError(f"option {name!r} (= {shown(value)}) is not known: {nearest(name, all_names, remedy)}")

@@ -11,10 +11,10 @@ import torch.utils.checkpoint
 from torch import nn
 
 import sanc
-from driving import flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.products import HVP_MODES
+from tensors import flat
 
 TOLERANCE = dict.fromkeys(HVP_MODES, 1e-10) | {"finite-difference": 1e-6}
 
@@ -80,7 +80,7 @@ def dense_hessian(model, x, y, decay=0.0):
         return loss + decay / 2 * (vector**2).sum()
 
     w = torch.cat([p.detach().reshape(-1) for p in params])
-    return torch.autograd.functional.hessian(value, w), torch.autograd.functional.jacobian(value, w)
+    return torch.autograd.functional.hessian(value, w, vectorize=True), torch.autograd.functional.jacobian(value, w)
 
 
 @pytest.mark.parametrize("hvp", HVP_MODES)

@@ -67,8 +67,7 @@ def test_starts_that_lead_to_a_saddle_are_counted_beside_the_saddles():
             for method, saddles in ends.items() for name, saddle in zip(names, saddles, strict=True)]  # fmt: skip
     assert deterministic.stuck(runs) == (2, 1, 0, [2, 3])
     assert deterministic.stuck_in_words(runs) == (
-        "`sanc.minimize` is stuck at 0 of 3 starts, 2 exact saddles and 1 starts that lead to one; SciPy's methods are "
-        "stuck at 2 to 3"
+        "`sanc.minimize` is stuck at 0 of 3 starts (2 exact saddles, 1 that lead to one), and SciPy's methods at 2 to 3"
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import sanc
 from benchmarks import memory
-from driving import flat
+from tensors import flat
 
 CPU = torch.device("cpu")
 

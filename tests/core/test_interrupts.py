@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import sanc
-from driving import flat
 from sanc.core import interrupts
+from tensors import flat
 
 
 def at_line(number, call):

@@ -17,7 +17,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import nn
 
 import sanc
-from composing import diagonal_oracle
+from oracles import diagonal_oracle
 from sanc.core.spectrum.extremes import find_extremes, quadrature
 from sanc.minimisation.objective import build_oracle
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sanc
-from composing import diagonal_oracle
+from oracles import diagonal_oracle
 from sanc.core.spectrum.extremes import find_extremes
 from sanc.diagnosis.dimension import _quadrature, converged_pairs, measure_dimension
 

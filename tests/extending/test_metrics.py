@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sanc
-from driving import flat
+from tensors import flat
 
 
 @pytest.mark.parametrize("returned", [None, 1])
@@ -165,7 +165,7 @@ def test_what_a_metric_may_not_return_is_named_and_changes_nothing(monkeypatch, 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantSize(sanc.StepSize):
-    """Steps of one size, in units of a typical weight."""
+    """Steps of one size, in parameter units."""
 
     def size(self, state):
         return state.parameter_unit * self.scale

@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from driving import flat
+from tensors import flat
 
 
 def test_an_acceptance_rule_that_looks_back_goes_uphill_and_arrives(pieces):
@@ -123,8 +123,8 @@ def test_an_escape_rule_follows_the_gradient_and_stays_at_a_minimum(pieces):
 
 
 @dataclass(frozen=True)
-class NewtonOrNothing:
-    """Stays, and counts how often it was asked."""
+class AlwaysStays:
+    """Stays, and raises σ by γ."""
 
     needs_products = False
 
@@ -137,7 +137,7 @@ def test_an_escape_rule_decides_what_follows_a_rejection():
     reject = sanc.RatioTest(eta1=0.999999, eta2=0.9999999)
     found = sanc.minimize(
         rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, max_iter=4, certify=False,
-        method=sanc.Method(name="own", acceptance=reject, escape=NewtonOrNothing()),
+        method=sanc.Method(name="own", acceptance=reject, escape=AlwaysStays()),
     )  # fmt: skip
     stayed = [record for record in found.history if record.note == "stayed on purpose"]
     assert stayed and all(record.branch is sanc.Branch.STAYED for record in stayed)

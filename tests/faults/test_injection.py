@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sanc
-from driving import flat
+from tensors import flat
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from together import run_on_ranks, without_errors
+from rank_processes import run_on_ranks, without_errors
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import sanc
-from driving import drive, flat
+from tensors import flat
 from tests.core import test_interrupts as interrupts
 from tests.core import test_saved as saved
+from training_styles import drive
 
 pytestmark = pytest.mark.slow
 

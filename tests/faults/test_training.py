@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import sanc
-from driving import flat, torch_number
+from tensors import flat, torch_number
 
 pytestmark = pytest.mark.slow
 

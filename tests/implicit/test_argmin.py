@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import sanc
 from benchmarks.implicit_problems import difference, large, large_logistic, problems, reference
-from driving import normal
 from ridge import THETA, leaf, ridge, ridge_argmin, ridge_minimum
 from sanc.autograd.oracle import AutogradOracle
+from tensors import normal
 
 D = torch.float64
 

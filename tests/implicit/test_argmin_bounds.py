@@ -12,10 +12,10 @@ from scipy.optimize import Bounds, OptimizeWarning
 from torch import func
 
 import sanc
-from driving import normal
 from ridge import leaf
 from sanc.implicit.free import free_variables
 from sanc.minimisation.result import Result
+from tensors import normal
 
 D = torch.float64
 

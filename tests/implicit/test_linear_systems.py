@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from driving import normal
 from sanc.core.spectrum.curvature import explore
 from sanc.implicit.linear_systems import RitzSpace, known_space, solve, solve_least_squares
 from sanc.minimisation.objective import build_oracle
+from tensors import normal
 
 D = torch.float64
 

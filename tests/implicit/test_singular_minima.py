@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import sanc
-from driving import normal
 from ridge import THETA, leaf, ridge_argmin, ridge_minimum
+from tensors import normal
 
 D = torch.float64
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import sanc
-from driving import normal
 from sanc.implicit import smallest_eigenvalue
 from sanc.implicit.smallest_eigenvalue import curvature_of_matrix, forms_hessian, hessian_columns
+from tensors import normal
 
 D = torch.float64
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sanc
-from driving import flat
+from tensors import flat
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 

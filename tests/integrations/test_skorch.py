@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sanc
-from driving import flat
+from tensors import flat
 
 skorch = pytest.importorskip("skorch", reason="skorch is not installed")
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import sanc
-from driving import drive, flat
 from sanc.autograd.leaves import Leaves, Sample
 from sanc.autograd.oracle import AutogradOracle
+from tensors import flat
+from training_styles import drive
 
 dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict", reason="torch is built without distributed")
 
@@ -51,10 +52,10 @@ def test_a_compiled_model_is_trained_as_without_compilation(style, backend):
         model = torch.compile(net, backend=backend) if compiled else net
         opt = sanc.SANC(model.parameters(), seed=0)
         before = whole(model)
-        drive(style, model, opt, batches(30))
+        drive(style, model, opt, batches(20))
         opt.eval()
         assert whole(model) < 0.9 * before
-        assert int(net[1].num_batches_tracked) == 30
+        assert int(net[1].num_batches_tracked) == 20
         ends.append(flat(net))
     assert torch.allclose(*ends, rtol=0, atol=1e-4)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sanc
-from driving import flat
+from tensors import flat
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import sanc
-from composing import PRESETS, composed
+from preset_options import PRESETS, composed
 from sanc import Branch
 from sanc.lab.authors import AUTHORS
 from sanc.problems import Logistic

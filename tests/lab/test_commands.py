@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 import made_runs
 import sanc
+from command_processes import command, kill, sanc_command, wait_for, without_times
 from made_runs import LOGISTIC
-from processes import command, kill, sanc_command, wait_for, without_times
 from sanc.lab import cli, datasets, runs
 from sanc.lab.experiments import RunSpec
 from sanc.lab.traces import read

@@ -18,8 +18,8 @@ from rich.console import Console
 
 import made_runs
 import sanc
+from command_processes import command, kill, lines, wait_for, without_times
 from made_runs import LOGISTIC
-from processes import command, kill, lines, wait_for, without_times
 from sanc.lab import cli, cluster, datasets, experiments, runs
 from sanc.lab.directory import BusyError, finished, reserved
 from sanc.lab.experiments import Panel, RunSpec, Variant

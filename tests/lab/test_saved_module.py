@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sanc
+from sanc.autograd import randomness
 from sanc.lab import cli, user_files
 from sanc.lab.saved_module import diagnose_file, load_module
 
@@ -23,6 +24,12 @@ def files(tmp_path):
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 2))
     torch.save(model, tmp_path / "model.pt")
     return tmp_path, model
+
+
+@pytest.fixture(autouse=True)
+def without_threads(monkeypatch):
+    """The threads of the cluster of other tests draw nothing, and need not be watched for draws."""
+    monkeypatch.setattr(randomness, "_has_other_threads", lambda: False)
 
 
 def test_the_command_prints_and_writes_the_report(files, capsys):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import sanc
-from driving import drive
 from sanc.core.space import Space
 from sanc.minibatch import updates
 from sanc.minibatch.settings import Minibatch, StepSize
 from sanc.minibatch.state import MinibatchState
+from training_styles import drive
 
 STYLES = ("loss", "backward", "gradients")
 

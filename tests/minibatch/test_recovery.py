@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sanc
-from composing import iteration_on
+from oracles import iteration_on
 from sanc import Branch
 from sanc.minibatch import recovery
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
@@ -79,15 +79,15 @@ def test_second_order_steps_that_fitted_the_wrong_batches_are_undone():
 
 
 @pytest.mark.parametrize(
-    ("value", "entry", "before", "back"),
+    ("value", "first_loss", "loss_there", "returns"),
     [(0.5, 1.0, 0.1, False), (2.0, 1.0, 3.0, False), (2.0, 1.0, 1.5, True), (math.nan, 1.0, 1.5, True),
      (math.nan, 1.0, math.nan, False)],
 )  # fmt: skip
-def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, entry, before, back):
-    x, start = np.ones(2), np.zeros(2)
-    comparison = BatchComparison(first_point=start, first_loss=entry)
-    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: before if point is start else None)
-    assert recovery.start_of_averaging(comparison, x, value, oracle) is (start if back else x)
+def test_averaging_starts_at_the_first_point_only_if_its_loss_is_lower(value, first_loss, loss_there, returns):
+    x, first_point = np.ones(2), np.zeros(2)
+    comparison = BatchComparison(first_point=first_point, first_loss=first_loss)
+    oracle = types.SimpleNamespace(gradient_sample_value=lambda point: loss_there if point is first_point else None)
+    assert recovery.first_averaged_point(comparison, x, value, oracle) is (first_point if returns else x)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 4])
@@ -144,11 +144,11 @@ def test_one_outlier_batch_does_not_ruin_a_run():
         x = torch.randn(1000, 8)
         y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(1000, 1)
         opt = sanc.SANC(net.parameters(), seed=0)
-        for k in range(200):
+        for k in range(170):
             rows = torch.randint(1000, (32,))
-            target = y[rows] * (factor if k == 100 else 1.0)
+            target = y[rows] * (factor if k == 85 else 1.0)
             opt.step(lambda rows=rows, target=target: (net(x[rows]) - target).square().mean())
-            assert k != 100 or factor == 1.0 or "outlier" in opt.record.note
+            assert k != 85 or factor == 1.0 or "outlier" in opt.record.note
         with torch.no_grad():
             ends.append(float((net(x) - y).square().mean()))
     assert ends[0] < 0.15 and ends[1] < 1.2 * ends[0]

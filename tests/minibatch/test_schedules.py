@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import sanc
-from driving import flat
 from sanc.minibatch.averaged_phase import AveragedPhase
 from sanc.minibatch.averaging import HostCopy
 from sanc.minibatch.metrics.base import due_parts
 from sanc.minibatch.step_size import rate_factor
+from tensors import flat
 
 
 def trained(steps, rate=lambda k: 1.0, *, closures=False, read=lambda opt, k: None):

@@ -98,7 +98,7 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
 
 
 @pytest.mark.parametrize(
-    "weight, value, gradient_sum, unit",
+    "entry_rms, value, grad_norm1, unit",
     [
         (0.05, 2.0, 10.0, 0.05),
         (0.001, 2.0, 10.0, 0.02),  # moving all by 0.02 changes the loss by a tenth
@@ -110,31 +110,31 @@ def test_weights_in_other_units_take_the_same_path(size, curvature):
         (0.05, -2.0, math.inf, 0.05),
     ],
 )
-def test_the_unit_of_length(weight, value, gradient_sum, unit):
-    assert parameter_unit(weight, value, gradient_sum) == pytest.approx(unit)
+def test_parameter_unit(entry_rms, value, grad_norm1, unit):
+    assert parameter_unit(entry_rms, value, grad_norm1) == pytest.approx(unit)
 
 
-def test_a_typical_matrix():
+def test_typical_matrix():
     """Geometric means, over the entries of matrices, of their root mean squares and of their smaller sides."""
     rng = np.random.default_rng(0)
     arrays = [0.02 * rng.standard_normal((30, 20)), rng.standard_normal(30), np.zeros((5, 5)),
               3.0 * rng.standard_normal((4, 2, 3))]  # fmt: skip
     flat, shapes = torch.from_numpy(np.concatenate([a.reshape(-1) for a in arrays])), [a.shape for a in arrays]
     roots = [np.sqrt((arrays[i] ** 2).mean()) for i in (0, 3)]
-    weight, width = typical_matrix(flat, shapes, None)
-    assert weight == pytest.approx(roots[0] ** (600 / 624) * roots[1] ** (24 / 624), rel=1e-12)
+    entry_rms, width = typical_matrix(flat, shapes, None)
+    assert entry_rms == pytest.approx(roots[0] ** (600 / 624) * roots[1] ** (24 / 624), rel=1e-12)
     assert width == pytest.approx(20 ** (600 / 649) * 5 ** (25 / 649) * 4 ** (24 / 649), rel=1e-12)
     assert typical_matrix(flat[600:655], shapes[1:3], None) == (0.0, pytest.approx(5.0))  # a vector, and only zeros
     assert typical_matrix(flat[600:631], [(30,), ()], None) == (0.0, 0.0)  # no matrices
     large = [0.1 * rng.standard_normal((5, 4)), rng.standard_normal((90, 4)), 0.2 * rng.standard_normal((4, 2))]
     joined = torch.from_numpy(np.concatenate([a.reshape(-1) for a in large]))  # with an embedding, say
     middle = np.sqrt((large[2] ** 2).mean())
-    assert typical_matrix(joined, [a.shape for a in large], None).weight == pytest.approx(1.5 * middle, rel=1e-12)
+    assert typical_matrix(joined, [a.shape for a in large], None).entry_rms == pytest.approx(1.5 * middle, rel=1e-12)
     stack = torch.ones(2 * 40 * 50)
     assert typical_matrix(stack, [(2, 40, 50)], None).width == pytest.approx(40.0)  # two experts
 
 
-def test_a_typical_matrix_whose_entries_others_hold():
+def test_typical_matrix_of_entries_on_several_ranks():
     """Two ranks, of which one has no entry of the first matrix."""
     rng = np.random.default_rng(1)
     first, second = torch.from_numpy(rng.standard_normal((1, 3))), torch.from_numpy(0.1 * rng.standard_normal((5, 4)))

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
-from composing import composed
+from preset_options import composed
 from sanc.problems import Logistic
 from zoo import rosen_torch
 
@@ -28,7 +28,7 @@ X0 = [-1.2, 1.0, 0.7, -0.3]
     ],
 )
 def test_an_interrupted_run_resumes_bit_for_bit(problem, method, how):
-    """Stop anywhere, pickle the state, resume: the records are those of a run without a stop."""
+    """Stop early or halfway, pickle the state, resume: the records are those of a run without a stop."""
     given = {
         "sampled": dict(fun=problem, x0=np.ones(6), batch_size=20),
         "grown": dict(fun=problem, x0=np.ones(6), batch_size=20, grow_samples=True),
@@ -43,7 +43,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(problem, method, how):
         saved.append(pickle.dumps(intermediate_result.state))
 
     whole = sanc.minimize(**given, max_iter=60, callback=save)
-    for cut in {3, 7, 22, 41} & set(range(whole.nit)):
+    for cut in {3, whole.nit // 2}:
         rest = sanc.minimize(**given, max_iter=60, resume=pickle.loads(saved[cut - 1]))
         assert whole.nit == rest.nit and len(rest.history) == whole.nit - cut
         for ours, theirs in zip(rest.history, whole.history[cut:], strict=True):

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sanc
-from driving import batches, drive, flat, network
+from tensors import flat
+from training_styles import batches, drive, network
 
 
 def test_gradients_may_be_clipped_in_a_closure():
@@ -261,7 +262,7 @@ def test_a_warning_names_parameters_that_the_loss_does_not_reach_once(style, nam
     opt = sanc.SANC(model.named_parameters() if named else [{"params": model.parameters()}], seed=0)
     with pytest.warns(UserWarning, match="does not reach") as seen:
         drive(style, model, opt, batches(3))
-    assert len(seen) == 1 and seen[0].filename.endswith("driving.py")  # the file that calls step()
+    assert len(seen) == 1 and seen[0].filename.endswith("training_styles.py")  # the file that calls step()
     text = str(seen[0].message)
     places = ["'spare.weight'", "'spare.bias'"] if named else ["2", "3"]
     assert f"params[{places[0]}] of shape (1, 4), params[{places[1]}] of shape (1,): check" in text

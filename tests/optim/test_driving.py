@@ -15,8 +15,9 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 import sanc
-from driving import batches, drive, flat, network, run
 from sanc.lab.authors import AUTHORS
+from tensors import flat
+from training_styles import batches, drive, network, run
 
 
 @pytest.mark.parametrize("style", ["backward", "gradients"])

@@ -12,9 +12,9 @@ from torch import nn
 
 import sanc
 from classifier import loss_of, make, snapshot
-from composing import PRESETS, composed
-from driving import flat
+from preset_options import PRESETS, composed
 from sanc import Branch
+from tensors import flat
 
 
 @pytest.mark.parametrize("cls", [sanc.SANC, sanc.SCR, sanc.CR, sanc.CRM, sanc.NCD])

@@ -11,8 +11,9 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 import sanc
-from driving import batches, drive, flat, network, run
 from sanc.optim import lr_warnings
+from tensors import flat
+from training_styles import batches, drive, network, run
 
 
 def test_lr_is_a_factor_on_the_scale():

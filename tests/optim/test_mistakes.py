@@ -12,7 +12,7 @@ from torch import nn
 
 import sanc
 from classifier import loss_of, make, snapshot
-from driving import flat
+from tensors import flat
 
 
 def test_weight_decay_that_overflows_is_an_error():

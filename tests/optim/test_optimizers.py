@@ -18,9 +18,9 @@ from torch import nn
 
 import sanc
 from classifier import FAMILY, closures, loss_of, make
-from composing import PRESETS, composed
-from driving import flat
+from preset_options import PRESETS, composed
 from sanc import Branch
+from tensors import flat
 
 
 @pytest.mark.parametrize("cls", FAMILY)
@@ -542,4 +542,5 @@ def test_schedulers_may_write_numbers_of_other_kinds(rate):
     opt = sanc.SANC(model.parameters(), seed=0, curvature=False)
     opt.param_groups[0]["lr"] = opt.param_groups[0]["weight_decay"] = rate
     first = [float(opt.step(loss_of(model, x, y))) for _ in range(12)]
-    assert first[-1] < first[0] and opt._iteration.rates == [float(rate)] * 4
+    assert first[-1] < first[0] and opt._driver.last_leaves.rates == [float(rate)] * 4
+    assert opt._iteration.state.peak_lr == float(rate)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
-from together import agree, run_on_ranks, without_errors
+from rank_processes import agree, run_on_ranks, without_errors
 
 pytestmark = pytest.mark.gpu
 

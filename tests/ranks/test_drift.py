@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("torch.distributed.fsdp", reason="torch is built without distributed")
 
 import rank_jobs
+from rank_processes import run_on_ranks, without_errors
 from sanc.ranks.group import digest, fingerprint, quick_fingerprint, short_digest, size_on_any_rank
-from together import run_on_ranks, without_errors
 
 shards = pytest.mark.skipif(
     torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"

@@ -9,7 +9,7 @@ pytest.importorskip("torch.distributed.fsdp", reason="torch is built without dis
 
 import rank_jobs
 import sanc
-from together import run_on_ranks, without_errors
+from rank_processes import run_on_ranks, without_errors
 
 TIMEOUT = 4.0  # seconds, of a collective
 shards = pytest.mark.skipif(

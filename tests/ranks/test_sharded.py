@@ -12,8 +12,8 @@ pytest.importorskip("torch.distributed.fsdp", reason="torch is built without dis
 
 import rank_jobs
 import sanc
+from rank_processes import run_on_ranks, without_errors
 from sanc.ranks.metric import assign_owners
-from together import run_on_ranks, without_errors
 
 shards = pytest.mark.skipif(
     torch.__version__.startswith("2.6."), reason="fully_shard of torch 2.6 does not run on a CPU"

@@ -65,7 +65,10 @@ class Capture:
     def oracle(
         self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
     ) -> CapturedOracle | None:
-        """Return the oracle for a step on these samples; None if the step is eager."""
+        """Choose between a recorded and an eager step on these samples, and record their calls if they are new.
+
+        Return the recorded oracle, or None for an eager step; `reason` is then why.
+        """
         self.reason = self._unsupported or self._obstacle(batches, leaves, hvp, microbatch)
         if self.reason:
             self._warn()
@@ -149,7 +152,10 @@ class Capture:
         return self._recorder
 
     def do_work(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
-        """Return ``work(value, g, inputs)`` of a step without a closure, replayed where that is possible."""
+        """Do the vector work of a step without a closure, from a recording where that is possible.
+
+        Return ``work(value, g, inputs)``.
+        """
         self.reason = self._work_problem or _device_obstacle(g.device)
         if not self.reason:
             self._work = self._work or RecordedWork(self._recorder_on(g.device))
@@ -171,5 +177,5 @@ class Capture:
 
 def _device_obstacle(device: torch.device) -> str:
     """Return why steps on this device cannot be recorded; empty if they can."""
-    known = device.type in DEVICES
-    return "" if known else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"
+    has_graphs = device.type in DEVICES
+    return "" if has_graphs else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"

@@ -47,12 +47,18 @@ class CapturedOracle(AutogradOracle):
 
     Parameters
     ----------
+    leaves : Leaves
+        The parameters, in the memory that the recordings use.
     batches : sequence of (Batch or None)
         Batches of gradient, Hessian and objective, with the shapes of all later ones; None: the batch of the gradient.
     krylov_dim, reorthogonalise : int, bool
         Options of Lanczos: its iterations, and whether each vector is orthogonalised against all earlier ones.
     joint : bool
         Whether every step needs products, with Lanczos started at the gradient: both are then one recording.
+    hvp, exact
+        As in `AutogradOracle`.
+    recorder : Recorder
+        Records the calls.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class CapturedOracle(AutogradOracle):
         self._recorder = recorder
         self._krylov_dim, self._joint = krylov_dim, joint
         self._lanczos_options = {"max_dim": krylov_dim, "reorthogonalise": reorthogonalise}
-        self._point, self._start = self.leaves.read(), self.leaves.read()
+        self._point, self._lanczos_start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
         self._work_recordings: dict[Any, tuple[Any, Buffers | None, Recording]] = {}  # see `advance`
@@ -126,11 +132,11 @@ class CapturedOracle(AutogradOracle):
         for sample in {self._inputs.samples[0], self._inputs.samples[2]}:
             self._value_recordings[sample] = record(partial(self._value_body, sample))
         if not self._joint:
-            self._start.copy_(self._gradient_recording.outputs[1])
+            self._lanczos_start.copy_(self._gradient_recording.outputs[1])
             self._lanczos_recording = record(self._lanczos_body)
 
     def _gradient_body(self, *, products: bool = False) -> list[Tensor]:
-        """Return f, ‖x‖ and ‖g‖ in one tensor; g; and the loss without weight decay."""
+        """Evaluate the gradient. Return f, ‖x‖ and ‖g‖ in one tensor; g; and the loss without weight decay."""
         inner = self._inner
         inner.bind(*self._inputs.samples)
         inner.begin(0, products=products)
@@ -158,12 +164,12 @@ class CapturedOracle(AutogradOracle):
     def _lanczos_body(self) -> list[Tensor]:
         """Return the rows of Q, then ‖start‖ and the columns of T, for a start vector in static memory."""
         self._inner.bind(*self._inputs.samples)
-        return self._columns(self._start)
+        return self._columns(self._lanczos_start)
 
-    def _columns(self, start: Tensor) -> list[Tensor]:
+    def _columns(self, lanczos_start: Tensor) -> list[Tensor]:
         """Make all iterations of Lanczos; return the rows of Q, then ‖start‖ and the columns of T in one tensor."""
         operator = self._inner.hessian(self._point)
-        lanczos: Any = self._inner.lanczos(operator, start, **self._lanczos_options)
+        lanczos: Any = self._inner.lanczos(operator, lanczos_start, **self._lanczos_options)
         assert isinstance(lanczos, Lanczos)
         for _ in range(self._krylov_dim):
             lanczos.extend()
@@ -256,7 +262,7 @@ class CapturedOracle(AutogradOracle):
             rows = self._gradient_recording.outputs[3]
         else:
             self._set_point(operator.x)  # type: ignore[attr-defined]
-            self._start.copy_(start)  # type: ignore[arg-type]
+            self._lanczos_start.copy_(start)  # type: ignore[arg-type]
             rows, unread = self._lanczos_recording.replay()
             numbers = unread.tolist()
         for _ in range(self._krylov_dim):

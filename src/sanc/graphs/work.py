@@ -23,7 +23,7 @@ class RecordedWork:
         self._static: dict[Any, Tensor] = {}  # the inputs of all recordings, by their place and shape
 
     def __call__(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
-        """Return ``work(value, g, inputs)``."""
+        """Replay the work, recorded at the first call with such inputs, and return ``work(value, g, inputs)``."""
         if work.preconditioner is not self._preconditioner:
             self._recordings.clear()
             self._static.clear()

@@ -45,20 +45,42 @@ _PROJECTION_STEPS = 20
 
 
 class _UnreadStep(NamedTuple):
-    """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device."""
+    """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device.
+
+    Attributes
+    ----------
+    scalars : StepScalars
+        The numbers that the host has chosen before the step.
+    results : HostCopy
+        The results, on their way to the host.
+    record : Record
+        The record with the fields that do not depend on the results.
+    eps : float
+        Unit roundoff of the vectors.
+    """
 
     scalars: StepScalars[float]
     results: HostCopy
-    record: Record  # with the fields that do not depend on the results
-    eps: float  # unit roundoff of the vectors
+    record: Record
+    eps: float
 
 
 class _ReadStep(NamedTuple):
-    """A step whose results are known."""
+    """A step whose results the host has read.
+
+    Attributes
+    ----------
+    scalars : StepScalars
+        The numbers that the host has chosen before the step.
+    results : StepResults
+        The results.
+    eps : float
+        Unit roundoff of the vectors.
+    """
 
     scalars: StepScalars[float]
     results: StepResults
-    eps: float  # unit roundoff of the vectors
+    eps: float
 
 
 class FinishedStep(NamedTuple):
@@ -80,13 +102,27 @@ class FinishedStep(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """The vectors of a step, and the numbers that the host has not read."""
+    """`StepOutputs` as vectors of the space.
 
-    numbers: Tensor  # `StepResults`
-    point: Vector  # the new x
-    offset: Vector  # z − x
-    direction_sum: Vector | None  # that of the distance bound, if the step updates it
-    gradient_point: Vector | None  # y for the new x, if the parameters are there
+    Attributes
+    ----------
+    results : Tensor
+        `StepResults`, which the host has not read.
+    point : vector
+        The new x.
+    offset : vector
+        z − x.
+    direction_sum : vector or None
+        That of the distance bound, if the step updates it.
+    gradient_point : vector or None
+        y for the new x, if the parameters are there.
+    """
+
+    results: Tensor
+    point: Vector
+    offset: Vector
+    direction_sum: Vector | None
+    gradient_point: Vector | None
 
     @classmethod
     def from_outputs(cls, outputs: StepOutputs, space: Space) -> _Move:
@@ -94,7 +130,7 @@ class _Move(NamedTuple):
         direction_sum = None if outputs.direction_sum is None else space.vector(outputs.direction_sum)
         gradient_point = None if outputs.gradient_point is None else space.vector(outputs.gradient_point)
         x, offset = space.vector(outputs.x), space.vector(outputs.offset)
-        return cls(outputs.numbers, x, offset, direction_sum, gradient_point)
+        return cls(outputs.results, x, offset, direction_sum, gradient_point)
 
     def with_direction_sum(self, distance: DistanceBound) -> DistanceBound:
         """Return the distance bound with the new Σ λ_i p_i, if there is one."""
@@ -164,8 +200,9 @@ class AveragedPhase:
             norm = oracle.norm(g)
             if not math.isfinite(norm + (value if oracle.has_values else 0.0)):
                 return state, recovery.handle_nonfinite(state, x, oracle, value, norm)
-            unit = state.gradient_unit if metric.saved else norm or 1.0
-            check_direction(self._settings.metric, preconditioner.update(space.tensor(g) / unit, 1.0), space.tensor(g))
+            gradient_unit = state.gradient_unit if metric.saved else norm or 1.0
+            direction = preconditioner.update(space.tensor(g) / gradient_unit, 1.0)
+            check_direction(self._settings.metric, direction, space.tensor(g))
             refresh_parts(preconditioner, range(preconditioner.parts))
             if metric.saved:
                 metric.restore_earlier(preconditioner, new)
@@ -173,12 +210,14 @@ class AveragedPhase:
                 mean_square = state.norms.grad_norm_mean_square * growth
                 state = replace(state, norms=replace(state.norms, grad_norm_mean_square=mean_square))
             else:
-                state = self._with_units(state, x, unit, space)
+                state = self._at_first_gradient(state, x, gradient_unit, space)
         metric.begin(preconditioner)
         return state, None
 
-    def _with_units(self, state: MinibatchState, x: Vector, gradient_unit: float, space: Space) -> MinibatchState:
-        """Return the state with the unit of gradients and, if the distance bound is used, its vectors."""
+    def _at_first_gradient(
+        self, state: MinibatchState, x: Vector, gradient_unit: float, space: Space
+    ) -> MinibatchState:
+        """Return the state with the unit of gradients and, if the distance bound is used, its initial vectors."""
         distance = state.distance
         if self._settings.step_size.distance > 0.0:
             distance = replace(distance, averaging_start=x, direction_sum=space.zeros())
@@ -198,14 +237,14 @@ class AveragedPhase:
         scalars, inputs = self._prepare(state, x, oracle, rates)
         # While the caller projects x, gradients are taken at x itself.
         work = self.metric.step(oracle, self._averaging(state), is_projected=state.caller.projection_countdown > 0)
-        moved = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
-        if moved.gradient_point is not None:
-            self._next_gradient_point = moved.point, moved.gradient_point
+        move = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
+        if move.gradient_point is not None:
+            self._next_gradient_point = move.point, move.gradient_point
         if self._can_read_later(state, oracle):
-            return self._postpone_results(state, moved, scalars, oracle.space.eps)
-        step = _ReadStep(scalars, StepResults(*moved.numbers.tolist()), oracle.space.eps)
+            return self._postpone_results(state, move, scalars, oracle.space.eps)
+        step = _ReadStep(scalars, StepResults(*move.results.tolist()), oracle.space.eps)
         state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, first_loss)
-        return self._accepted_outcome(state, x, oracle, moved, step, second_order_sigma) if outcome is None else outcome
+        return self._accepted_outcome(state, x, oracle, move, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
@@ -245,21 +284,21 @@ class AveragedPhase:
         return self.metric.preconditioner.always_finite and not needs_results
 
     def _postpone_results(
-        self, state: MinibatchState, moved: _Move, scalars: StepScalars[float], eps: float
+        self, state: MinibatchState, move: _Move, scalars: StepScalars[float], eps: float
     ) -> IterationOutcome:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
         self.metric.refresh(state.steps + 1 - state.last_extension)
         record = Record(state.iteration, branch=Branch.AVERAGED)
-        self._unread = _UnreadStep(scalars, HostCopy(moved.numbers), record, eps)
-        state = replace(state, offset=moved.offset, distance=moved.with_direction_sum(state.distance))
-        return IterationOutcome(state, moved.point, record)
+        self._unread = _UnreadStep(scalars, HostCopy(move.results), record, eps)
+        state = replace(state, offset=move.offset, distance=move.with_direction_sum(state.distance))
+        return IterationOutcome(state, move.point, record)
 
     def _outcome_if_rejected(
         self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
     ) -> tuple[MinibatchState, IterationOutcome | None]:
-        """Return the next state, and the outcome if the step is rejected; None: it is accepted.
+        """Reject the step if its gradient is not finite, or shows that the first ones were outliers.
 
-        It is rejected if its gradient is not finite, or shows that the first ones were outliers.
+        Return the next state, and the outcome of a rejected step; None: it is accepted.
         """
         if not math.isfinite(results.value + results.grad_norm):
             if self._next_gradient_point is not None:
@@ -272,25 +311,25 @@ class AveragedPhase:
         return state, outcome
 
     def _accepted_outcome(
-        self, state: MinibatchState, x: Vector, oracle: Oracle, moved: _Move, step: _ReadStep, second_order_sigma: float
+        self, state: MinibatchState, x: Vector, oracle: Oracle, move: _Move, step: _ReadStep, second_order_sigma: float
     ) -> IterationOutcome:
         """Update the metric; return the new point, the next state and the record."""
         value = step.results.value if oracle.has_values else math.nan
         self.metric.refresh(state.steps + 1 - state.last_extension)
         were_at_average = _are_at_average(state, oracle)
-        losses, distance = state.losses, moved.with_direction_sum(state.distance)
+        losses, distance = state.losses, move.with_direction_sum(state.distance)
         if oracle.has_values:
             losses = batch_losses.updated_losses(losses, x, value, self._settings.step_size.lower_bound)
-        state = replace(state, offset=moved.offset, losses=losses, distance=distance)
+        state = replace(state, offset=move.offset, losses=losses, distance=distance)
         state = _expecting_projections(updates.after_results(state, self._settings, step.scalars, step.results))
         if _are_at_average(state, oracle) is not were_at_average:  # the checksum belongs to another point
             state = state.without_checksum()
         if state.caller.projection_countdown:
-            state = replace(state, caller=replace(state.caller, last_x=x, last_written_x=moved.point))
+            state = replace(state, caller=replace(state.caller, last_x=x, last_written_x=move.point))
         elif state.caller.last_written_x is not None:
             state = replace(state, caller=replace(state.caller, last_x=None, last_written_x=None))
         record = self._completed(Record(state.iteration, value=value), state, step, second_order_sigma)
-        return IterationOutcome(state, moved.point, record)
+        return IterationOutcome(state, move.point, record)
 
     def _completed(self, record: Record, state: MinibatchState, step: _ReadStep, second_order_sigma: float) -> Record:
         """Return the record with the results of a step, and with σ = 1/(η‖s‖_M), where ‖s‖_M = η√(gᵀM⁻¹g)."""
@@ -318,7 +357,7 @@ class AveragedPhase:
             self._unread = self._unread._replace(record=record)
 
     def finish_step(self, state: MinibatchState, second_order_sigma: float) -> FinishedStep | None:
-        """Return the last step with its results, if they were not read yet; waits for the device.
+        """Read the results of the last step, if they were not read yet, and return the step; waits for the device.
 
         If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
         """
@@ -375,7 +414,7 @@ class AveragedPhase:
 
 
 def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:
-    """Return the state after the parameters are moved to the other point of the phase.
+    """Return the state after the parameters are move to the other point of the phase.
 
     A checksum that is not that of the last step shows that the caller has changed the parameters.
     """

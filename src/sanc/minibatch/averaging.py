@@ -41,67 +41,152 @@ Number = TypeVar("Number")
 
 
 class StepInputs(NamedTuple):
-    """The tensors that an averaged step reads; a tensor of None is ignored."""
+    """The tensors that an averaged step reads; a tensor of None is ignored.
 
-    x: Tensor  # the average
-    offset: Tensor | None  # z − x; None: zero
-    scalars: Tensor  # `StepScalars` in float64
-    rates: Tensor | None = None  # factors of η, if parameters have different ones
-    averaging_start: Tensor | None = None  # distance bound: x_0
-    direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
-    entry_normals: Tensor | None = None  # `Normals` of a set onto which the caller projects x
+    Attributes
+    ----------
+    x : Tensor
+        The average x.
+    offset : Tensor or None
+        z − x; None: zero.
+    scalars : Tensor
+        `StepScalars` in float64.
+    rates : Tensor or None
+        Factors of η, if parameters have different ones.
+    averaging_start : Tensor or None
+        x_0 of the distance bound.
+    direction_sum : Tensor or None
+        Σ λ_i p_i of the distance bound.
+    entry_normals : Tensor or None
+        `Normals.entries` of a set onto which the caller projects x.
+    slice_normals : Tensor or None
+        `Normals.slices` of that set.
+    average_weights : Tensor or None
+        c of each entry, if entries have different ones.
+    parameters : Tensor or None
+        The parameters, if the caller has them at y; None: they are at x.
+    """
+
+    x: Tensor
+    offset: Tensor | None
+    scalars: Tensor
+    rates: Tensor | None = None
+    averaging_start: Tensor | None = None
+    direction_sum: Tensor | None = None
+    entry_normals: Tensor | None = None
     slice_normals: Tensor | None = None
-    average_weights: Tensor | None = None  # c of each entry, if entries have different ones
-    parameters: Tensor | None = None  # the parameters, if the caller has them at y; None: they are at x
+    average_weights: Tensor | None = None
+    parameters: Tensor | None = None
 
 
 class StepScalars(NamedTuple, Generic[Number]):
-    """The numbers that the host chooses before the gradient is known: floats there, and tensors on the device."""
+    """The numbers that the host chooses before the gradient is known: floats there, and tensors on the device.
 
-    clip_norm: Number  # the largest ‖g‖ that is not clipped
-    full_norm: Number  # the smallest ‖g‖ whose iterate has its full weight in the average
-    gradient_factor: Number  # factor of g: 1 over its unit
-    gradient_weight: Number  # weight of the gradient in the running means of the metric
-    eta: Number  # η
-    average_weight: Number  # c where the iterate has its full weight
-    distance_weight: Number  # λ
-    lower_bound: Number  # b, a lower bound of f; −∞ if none is known, as without losses
+    Attributes
+    ----------
+    clip_norm : float or Tensor
+        The largest ‖g‖ that is not clipped.
+    full_norm : float or Tensor
+        The smallest ‖g‖ whose iterate has its full weight in the average.
+    gradient_factor : float or Tensor
+        Factor of g: 1 over its unit.
+    gradient_weight : float or Tensor
+        Weight of the gradient in the running means of the metric.
+    eta : float or Tensor
+        η.
+    average_weight : float or Tensor
+        c where the iterate has its full weight.
+    distance_weight : float or Tensor
+        λ of the distance bound.
+    lower_bound : float or Tensor
+        b, a lower bound of f; −∞ if none is known, as without losses.
+    """
+
+    clip_norm: Number
+    full_norm: Number
+    gradient_factor: Number
+    gradient_weight: Number
+    eta: Number
+    average_weight: Number
+    distance_weight: Number
+    lower_bound: Number
 
 
 class StepResults(NamedTuple):
-    """The numbers that the host reads after the step, in the order of `StepOutputs.numbers`.
+    """The numbers that the host reads after the step, in the order of `StepOutputs.results`.
 
     Those for the distance bound are there only if the step updated it.
+
+    Attributes
+    ----------
+    value : float
+        f at the point of the gradient.
+    grad_norm : float
+        ‖g‖ before clipping.
+    weight_factor : float
+        Factor of the iterate's weight k^p in the average.
+    average_weight : float
+        c with that factor of the weight.
+    step_factor : float
+        Factor of η by the lower bound of f.
+    dual_norm_square : float
+        gᵀM⁻¹g with the clipped g, in its unit.
+    z_offset_norm_square : float
+        ‖z − x‖² with the new z and the old x. The norm of the step of x is c‖z − x‖. If entries have different weights
+        c_i, this is ‖(c_i/c)(z − x)‖².
+    checksum_before : float
+        Checksum of the parameters before the step.
+    checksum : float
+        Checksum of the parameters that the step returns.
+    unit_step_norm1 : float or None
+        The 1-norm of s/η, for the distance bound.
+    offset_norm1 : float
+        ‖z − x‖_1, for the distance bound.
+    inner_product : float
+        ⟨p, x_0 − z⟩, for the distance bound.
+    direction_sum_norm1 : float
+        ‖Σ λ_i p_i‖_1, for the distance bound.
     """
 
-    value: float  # f at the point of the gradient
-    grad_norm: float  # ‖g‖ before clipping
-    weight_factor: float  # factor of the iterate's weight k^p in the average
-    average_weight: float  # c with that factor of the weight
-    step_factor: float  # factor of η by the lower bound of f
-    dual_norm_square: float  # gᵀM⁻¹g with the clipped g, in its unit
-    # ‖z − x‖² with the new z and the old x: the step of x has c times the norm ‖z − x‖. If entries have different
-    # weights c_i, this is ‖(c_i/c)(z − x)‖².
+    value: float
+    grad_norm: float
+    weight_factor: float
+    average_weight: float
+    step_factor: float
+    dual_norm_square: float
     z_offset_norm_square: float
-    checksum_before: float  # checksum of the parameters before the step
-    checksum: float  # checksum of the parameters that the step returns
-    unit_step_norm1: float | None = None  # distance bound: the 1-norm of s/η
-    offset_norm1: float = 0.0  # distance bound: ‖z − x‖_1
-    inner_product: float = 0.0  # distance bound: ⟨p, x_0 − z⟩
-    direction_sum_norm1: float = 0.0  # distance bound: ‖Σ λ_i p_i‖_1
+    checksum_before: float
+    checksum: float
+    unit_step_norm1: float | None = None
+    offset_norm1: float = 0.0
+    inner_product: float = 0.0
+    direction_sum_norm1: float = 0.0
 
 
 class StepOutputs(NamedTuple):
     """The tensors that `AveragedStep` computes; None: the inputs do not require it.
 
     A recording has them as a list, without those that are None.
+
+    Attributes
+    ----------
+    results : Tensor
+        `StepResults` in float64.
+    x : Tensor
+        The new x.
+    offset : Tensor
+        z − x.
+    direction_sum : Tensor or None
+        Σ λ_i p_i of the distance bound.
+    gradient_point : Tensor or None
+        y for the new x, if the caller has the parameters there.
     """
 
-    numbers: Tensor  # `StepResults`
-    x: Tensor  # the new x
-    offset: Tensor  # z − x
-    direction_sum: Tensor | None = None  # distance bound: Σ λ_i p_i
-    gradient_point: Tensor | None = None  # y for the new x, if the caller has the parameters there
+    results: Tensor
+    x: Tensor
+    offset: Tensor
+    direction_sum: Tensor | None = None
+    gradient_point: Tensor | None = None
 
     def flatten(self) -> list[Tensor]:
         """Return the tensors that are not None, in their order."""
@@ -110,9 +195,9 @@ class StepOutputs(NamedTuple):
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor], inputs: StepInputs) -> StepOutputs:
         """Return the outputs for these inputs from the list that `flatten` returned."""
-        numbers, x, offset, *more = tensors
-        gradient_point = None if inputs.parameters is None else more.pop()
-        return cls(numbers, x, offset, more[0] if more else None, gradient_point)
+        results, x, offset, *optional = tensors
+        gradient_point = None if inputs.parameters is None else optional.pop()
+        return cls(results, x, offset, optional[0] if optional else None, gradient_point)
 
 
 class HostCopy:
@@ -223,8 +308,8 @@ class AveragedStep:
         new_sum, distance_sums = self._update_distance(inputs, direction, step, new_offset, factor, distance_weight)
         totals = torch.stack([part.double() for part in sums + distance_sums])
         totals = totals if self._sum_over_ranks is None else self._sum_over_ranks(totals)
-        numbers = torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals])
-        return StepOutputs(numbers, new_x, new_offset, new_sum, new_y).flatten()
+        results = torch.cat([torch.stack([value, norm, weight_factor, average_weight, step_factor]), totals])
+        return StepOutputs(results, new_x, new_offset, new_sum, new_y).flatten()
 
     def _norm(self, g: Tensor) -> Tensor:
         """Return ‖g‖ in float64."""

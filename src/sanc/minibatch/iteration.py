@@ -36,10 +36,10 @@ from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import MinibatchState
 
 _FIRST_PROBE_STEP = 100
-"""The averaged step whose mean loss is the first to compare with. Probes for negative curvature follow at steps 200,
-400, 800, …"""
+"""The averaged step at which the mean loss is first saved. Tests for stagnation compare with it at steps 200, 400, 800,
+…; a probe for negative curvature follows if the loss has stagnated."""
 _MIN_ESCAPE_FRACTION = 0.5
-"""A step after stagnation is kept if this fraction of its predicted decrease is along negative curvature."""
+"""A step after stagnation is kept if more than this fraction of its predicted decrease is along negative curvature."""
 
 
 class MinibatchIteration:
@@ -65,8 +65,6 @@ class MinibatchIteration:
         `finish_step`.
     has_returned : bool
         Whether the last iteration returned to an earlier point.
-    rates : sequence of float
-        Factors of the step size, one for each parameter; empty: all are 1.
     averaged_phase : AveragedPhase
         Makes the averaged steps, and holds their metric.
     """
@@ -84,7 +82,6 @@ class MinibatchIteration:
         self.state = MinibatchState(seed, averaged=not self.settings.curvature)
         self._late_record: Record | None = None  # see `read_record`
         self.has_returned = False
-        self.rates: Sequence[float] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         self.finish_step()
@@ -100,10 +97,13 @@ class MinibatchIteration:
         """‖g‖ in the last second-order step; 0 before the first."""
         return self.second_order.grad_norm
 
-    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+    def iterate(
+        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None, rates: Sequence[float] = ()
+    ) -> tuple[Vector, Record]:
         """Make one iteration from `x`: return the next point, which is `x` itself if it stayed, and the record.
 
-        `start` is not used: the iteration on samples chooses the start of Lanczos itself.
+        `rates` are the factors of the step size, one for each parameter; empty: all are 1. `lanczos_start` is not used:
+        the iteration on samples chooses the start vector of Lanczos itself.
         """
         clock = time.perf_counter()
         self.finish_step()
@@ -111,7 +111,7 @@ class MinibatchIteration:
         saved_metric = self.averaged_phase.metric.snapshot()
         self.has_returned, self._late_record = False, None
         try:
-            point, record = self._step_of_phase(x, oracle)
+            point, record = self._step_of_phase(x, oracle, rates)
         except BaseException:
             self.state = saved_state
             self.second_order.roll_back(saved_second_order)
@@ -134,8 +134,8 @@ class MinibatchIteration:
         self.state, self.has_returned = outcome.state, outcome.has_returned
         return outcome.point, outcome.record
 
-    def _step_of_phase(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
-        """Choose the phase from the losses of batches, make one step of it, and return its outcome."""
+    def _step_of_phase(self, x: Vector, oracle: Oracle, rates: Sequence[float]) -> tuple[Vector, Record]:
+        """Choose the phase from the losses of batches, make one step of it, and return its point and record."""
         state = self.state
         if not oracle.has_values and not state.averaged:
             state = self.state = replace(state, averaged=True)
@@ -145,24 +145,28 @@ class MinibatchIteration:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
                     return self._adopt(recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g)))
-            state = self.state = replace(step_size.measure_weights(state, x, oracle), nonfinite_batches=0)
+            state = self.state = replace(step_size.measure_parameter_unit(state, x, oracle), nonfinite_batches=0)
         if not state.averaged:
             value, _ = oracle.gradient(x)
             noise, eps = self.settings.noise, oracle.space.eps
             continues, comparison = batch_losses.compare_batches(state.comparison, x, value, noise, eps)
             self.state = replace(state, comparison=comparison)
-            return self._second_order_step(x, oracle) if continues else self._first_averaged_step(x, value, oracle)
+            if continues:
+                return self._second_order_step(x, oracle)
+            return self._first_averaged_step(x, value, oracle, rates)
         after_stagnation = self._step_after_stagnation(x, oracle)
-        return self._averaged_iteration(x, oracle) if after_stagnation is None else after_stagnation
+        return self._averaged_iteration(x, oracle, rates) if after_stagnation is None else after_stagnation
 
-    def _averaged_iteration(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record]:
+    def _averaged_iteration(self, x: Vector, oracle: Oracle, rates: Sequence[float]) -> tuple[Vector, Record]:
         """Make an iteration of the averaged phase, and return its point and record."""
         sigma = self.second_order.state.sigma
-        return self._adopt(self.averaged_phase.iterate(self.state, x, oracle, self.rates, sigma))
+        return self._adopt(self.averaged_phase.iterate(self.state, x, oracle, rates, sigma))
 
     # ------------------------------------------------------------------ the second-order phase
 
-    def _second_order_step(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+    def _second_order_step(
+        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None
+    ) -> tuple[Vector, Record]:
         """Make an iteration of the core with the batch as the objective, and return its point and record.
 
         Its decrease is saved in the state, for the comparison with the next batch.
@@ -170,7 +174,7 @@ class MinibatchIteration:
         state, second_order = self.state, self.second_order
         second_order.replace_numbers(iteration=state.iteration)
         try:
-            point, record = second_order.iterate(x, oracle, start)
+            point, record = second_order.iterate(x, oracle, lanczos_start)
         except NonFiniteStartError:  # in the first iteration; the gradient is finite
             value, g = oracle.gradient(x)
             quantity = "a Hessian product or a value"
@@ -186,27 +190,29 @@ class MinibatchIteration:
         self.state = replace(state, comparison=comparison)
         return point, record
 
-    def _first_averaged_step(self, x: Vector, value: float, oracle: Oracle) -> tuple[Vector, Record]:
-        """End the second-order phase, and return the outcome of the first averaged iteration.
+    def _first_averaged_step(
+        self, x: Vector, value: float, oracle: Oracle, rates: Sequence[float]
+    ) -> tuple[Vector, Record]:
+        """End the second-order phase, make the first averaged iteration, and return its point and record.
 
         It starts at x, or at the first point of the run if the second-order phase fitted other batches.
         """
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
         reduction = step_size.first_reduction(self.state, self.settings.step_size, value, last_step_norm, dim)
         self.state = replace(self.state, averaged=True, eta_reduction=reduction)
-        start = recovery.start_of_averaging(self.state.comparison, x, value, oracle)
-        point, record = self._averaged_iteration(start, oracle)
-        if start is not x:
+        first_averaged_point = recovery.first_averaged_point(self.state.comparison, x, value, oracle)
+        point, record = self._averaged_iteration(first_averaged_point, oracle, rates)
+        if first_averaged_point is not x:
             note = "the second-order steps overfitted earlier batches: returned to the initial point"
             record = replace(record, note=record.note or note)
         return point, record
 
     def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Return the outcome of a step along negative curvature if the loss stagnates; None: no step was made.
+        """Make a step along negative curvature if the loss stagnates, and return its point and record.
 
-        The loss is tested at averaged steps 200, 400, 800, …; the first mean loss to compare with is taken at step 100.
-        Lanczos starts at a random vector. The step has to pass the ratio test, and is accepted if more than half of its
-        predicted decrease is along negative curvature.
+        Return None if no step was made. `_FIRST_PROBE_STEP` has the steps at which stagnation is tested. Lanczos starts
+        at a random vector. The step has to pass the ratio test, and more than `_MIN_ESCAPE_FRACTION` of its predicted
+        decrease has to be along negative curvature; otherwise the state before it is restored.
         """
         state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
@@ -215,8 +221,8 @@ class MinibatchIteration:
         self.state = replace(state, losses=batch_losses.after_stagnation_test(state.losses))
         if not batch_losses.has_stagnated(state.losses):
             return None
-        start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
-        point, record = self._second_order_step(x, oracle, start)
+        lanczos_start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
+        point, record = self._second_order_step(x, oracle, lanczos_start)
         if point is not x and record.curvature_share > _MIN_ESCAPE_FRACTION:
             self.state = replace(self.state.without_checksum(), offset=None)
             return point, replace(record, note="the loss stagnated: a step along negative curvature")

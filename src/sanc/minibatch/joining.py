@@ -27,10 +27,10 @@ def rearranged(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins
     """Return the state for other parameters with the values x; `joins`: some of them are new."""
     zeros = torch.zeros_like(x)
 
-    def moved(vector: Vector | None, fill: Tensor) -> Vector | None:
+    def mapped(vector: Vector | None, fill: Tensor) -> Vector | None:
         return None if vector is None else vector_map(cast(Tensor, vector), fill)
 
-    joined_at, last_extension = moved(state.joined_at, zeros + state.steps), state.last_extension
+    joined_at, last_extension = mapped(state.joined_at, zeros + state.steps), state.last_extension
     if joins:
         ages = vector_map(cast("Tensor | None", state.joined_at), zeros + state.steps)
         joined_at, last_extension = ages.clamp(min=_JOINING_AGE_FRACTION * state.steps), state.steps
@@ -38,20 +38,20 @@ def rearranged(state: MinibatchState, vector_map: VectorMap, x: Tensor, *, joins
     return replace(
         state,
         last_extension=last_extension,
-        offset=moved(state.offset, zeros),
+        offset=mapped(state.offset, zeros),
         joined_at=joined_at,
-        comparison=replace(state.comparison, first_point=moved(state.comparison.first_point, x)),
-        losses=replace(state.losses, safe_point=moved(state.losses.safe_point, x)),
+        comparison=replace(state.comparison, first_point=mapped(state.comparison.first_point, x)),
+        losses=replace(state.losses, safe_point=mapped(state.losses.safe_point, x)),
         distance=replace(
             distance,
-            averaging_start=moved(distance.averaging_start, x),
-            direction_sum=moved(distance.direction_sum, zeros),
+            averaging_start=mapped(distance.averaging_start, x),
+            direction_sum=mapped(distance.direction_sum, zeros),
         ),
         caller=replace(
             caller,
             checksum=math.nan,
-            last_x=moved(caller.last_x, x),
-            last_written_x=moved(caller.last_written_x, x),
+            last_x=mapped(caller.last_x, x),
+            last_written_x=mapped(caller.last_written_x, x),
         ),
     )
 

@@ -22,17 +22,35 @@ _AXES = (0, 1, None)
 
 
 class Normals(NamedTuple):
-    """The outward normals of the bounds at which x is: zero elsewhere."""
+    """The outward normals of the bounds at which x is: zero elsewhere.
 
-    entries: Tensor  # ±1 at an entry that is at a bound
-    slices: Tensor  # a row for each of `_AXES`, with a unit vector in a slice of which the norm is at a bound
+    Attributes
+    ----------
+    entries : Tensor
+        ±1 at an entry that is at a bound.
+    slices : Tensor
+        A row for each of `_AXES`, with a unit vector in each slice of which the norm is at a bound.
+    """
+
+    entries: Tensor
+    slices: Tensor
 
 
 class Tangent(NamedTuple):
-    """The projection P on the vectors that do not lead out of the set, at some of its bounds."""
+    """The projection P on the vectors that do not lead out of the set, at some of its bounds.
 
-    blocked: Tensor  # entries that are at a bound
-    normals: Tensor  # of slices
+    Attributes
+    ----------
+    blocked : Tensor
+        Whether each entry is at a bound.
+    normals : Tensor
+        Those of slices.
+    shapes : sequence of tuple of int
+        Shapes of the parameters.
+    """
+
+    blocked: Tensor
+    normals: Tensor
     shapes: Shapes
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -78,8 +96,8 @@ def _slice_sums(v: Tensor, shapes: Shapes, axis: int | None) -> Tensor:
     """Return for each entry the sum over its slice; a vector, and without an axis every parameter, is one slice."""
     sums = []
     for part, shape in zip(torch.split(v, [math.prod(shape) for shape in shapes]), shapes, strict=True):
-        kept = axis if len(shape) > 1 else None
-        others = [k for k in range(len(shape)) if k != kept]
+        kept_axis = axis if len(shape) > 1 else None
+        others = [k for k in range(len(shape)) if k != kept_axis]
         total = part.reshape(shape).sum(others, keepdim=True) if others else part
         sums.append(total.expand(shape).reshape(-1))
     return torch.cat(sums)

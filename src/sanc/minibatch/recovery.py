@@ -102,10 +102,10 @@ def return_after_rise(state: MinibatchState, x: Vector, oracle: Oracle, gradient
     return _return_to_safe_point(with_reduced_eta(state), x, oracle, record)
 
 
-def start_of_averaging(comparison: BatchComparison, x: Vector, value: float, oracle: Oracle) -> Vector:
-    """Return the first point of the second-order phase, if this batch has a lower loss there; otherwise x.
+def first_averaged_point(comparison: BatchComparison, x: Vector, value: float, oracle: Oracle) -> Vector:
+    """Return where averaging starts: at x, or at the first point of the run if this batch has a lower loss there.
 
-    The loss has to be far lower if the phase had no outliers that show in its losses.
+    The loss has to be far lower if the losses of the second-order phase show no outliers.
     """
     first_point = comparison.first_point
     if first_point is None:

@@ -5,8 +5,10 @@ Those of the step size are in `step_size.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Literal
 
 from sanc.core.pieces import required_members
 from sanc.core.settings import BELOW_ONE, NOT_NEGATIVE, Piece, setting
@@ -17,7 +19,8 @@ from sanc.minibatch.metrics.identity import Identity
 from sanc.minibatch.metrics.kronecker import Kronecker
 from sanc.minibatch.step_size import StepSize
 
-METRICS = {"kronecker": Kronecker, "diagonal": Diagonal, "none": Identity}
+MetricName = Literal["kronecker", "diagonal", "none"]
+METRICS: Mapping[str, Callable[[], Metric]] = {"kronecker": Kronecker, "diagonal": Diagonal, "none": Identity}
 """The metrics that have a name; others are passed as objects."""
 
 

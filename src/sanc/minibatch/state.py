@@ -14,7 +14,7 @@ from sanc.core.space import Vector
 from sanc.errors import missing_attribute
 
 INITIAL_DISTANCE = 1e-6
-"""The lower bound of the distance to a solution, in units of a typical weight, before it is estimated (Prodigy's)."""
+"""The lower bound of the distance to a solution, in parameter units, before it is estimated (Prodigy's)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class DistanceBound:
     Attributes
     ----------
     distance_bound : float
-        d, in units of a typical weight.
+        d, in units of `parameter_unit`.
     step_norm1_sum : float
         Sum of ‖step‖_1, weighted as in z − x.
     offset_norm1 : float
@@ -192,7 +192,7 @@ class MinibatchState:
     gradient_unit : float
         Norm of the first gradient of the averaged phase.
     parameter_unit : float
-        A typical weight at the first point, the unit of η; 0: not known yet.
+        The size of a typical parameter at the first point, which is the unit of η; 0: not known yet.
     width : float
         The typical smaller side of a matrix; 0: there are no matrices, or not known yet.
     peak_lr : float

@@ -1,17 +1,17 @@
 """The size η of an averaged step: s = −η M⁻¹g, or σ = 1/(η‖s‖_M).
 
-M⁻¹g has entries of order 1, so the same relative step size suits every network: `scale` times a typical weight at the
-first point. Such a weight is smaller in wide layers, and follows the units of the weights.
+M⁻¹g has entries of order 1, so the same relative step size suits every network: `scale` times the parameter unit, the
+size of a typical parameter at the first point. Parameters are smaller in wide layers, and the unit follows their units.
 
 The first gradients of an m × n matrix are coherent, that is, of low rank. A matrix of low rank with entries ±1 has a
-spectral norm near √(mn); random initial weights of size w have one near w(√m + √n). So the first steps have to be
+spectral norm near √(mn); random initial entries of size w have one near w(√m + √n). So the first steps have to be
 smaller by the square root of the smaller side to change the matrix by `scale`, relatively. Later gradients are mostly
 noise, and they have the spectral norm of random matrices. Therefore η grows at most as √(k/n) over the first n steps,
 where n is a typical smaller side. For the same reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a
 heuristic; docs/results/networks.md compares ramps.
 
 A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
-Prodigy): for the directions p_i = M⁻¹g_i and any weights λ_i,
+Prodigy): for the directions p_i = M⁻¹g_i and any λ_i > 0,
 
     d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
 
@@ -37,18 +37,19 @@ from sanc.core.space import Vector
 from sanc.minibatch.metrics.base import matrix_sides
 from sanc.minibatch.state import DistanceBound, MinibatchState
 
-_FALLBACK_WEIGHT = 1.0 / 15.0
-"""A typical weight if all weights are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
-_TINY_WEIGHTS_CHANGE = 0.1
-"""Weights are tiny if a perturbation of their own size changes the loss by less than this fraction, to first order."""
-_MAX_WEIGHT_OVER_MEDIAN = 1.5
-"""The largest typical weight, in units of the median over matrices."""
+_FALLBACK_UNIT = 1.0 / 15.0
+"""The parameter unit if all matrices are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
+_TINY_PARAMETERS_CHANGE = 0.1
+"""Parameters are tiny if a change by their own size changes the loss by less than this fraction, to first order."""
+_MAX_RMS_OVER_MEDIAN = 1.5
+"""The largest typical root mean square of the entries of a matrix, in units of the median over matrices."""
 _MAX_DISTANCE_FACTOR = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
 _ALIGNED_FRACTION = 0.7
 """The last steps are aligned if ‖z − x‖_1 exceeds this fraction of the sum of their 1-norms."""
 _WARM_UP_PERIODS = 2
-"""Periods of `warm_up` after which steps are compared in direction: their sums then have steps of full size."""
+"""Steps are tested for alignment after this many periods of `warm_up`. Before that, the sums contain the shorter steps
+of the warm-up."""
 _CONVERGED_FRACTION = 0.01
 """The second-order phase has converged if both are below this fraction: the loss relative to the first loss, and the
 norm of the last step relative to that of an averaged step."""
@@ -68,7 +69,7 @@ class StepSize(Piece):
     Attributes
     ----------
     scale : float
-        η, about the change of each coordinate, in units of a typical weight: the root mean square of a matrix's
+        η, about the change of each coordinate, in units of a typical parameter: the root mean square of a matrix's
         entries at the first point, or 1/15 if they are zero.
     distance : float
         η = max(scale, distance·d), at most 2·scale unless the last steps are aligned, with d a lower bound of the
@@ -105,7 +106,7 @@ class StepSize(Piece):
         return state.parameter_unit * base * ramp / decay * state.eta_reduction
 
     def _base(self, state: MinibatchState) -> float:
-        """Return η in units of a typical weight, after the warm-up and before the decay."""
+        """Return η in parameter units, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
         aligned = is_warm and _is_aligned(state.distance)
@@ -171,7 +172,7 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
 
 def updated_distance_bound(
     before: DistanceBound,
-    unit: float,
+    parameter_unit: float,
     step_norm1_sum: float,
     offset_norm1: float,
     inner_product: float,
@@ -179,12 +180,12 @@ def updated_distance_bound(
 ) -> DistanceBound:
     """Return the bound after a step.
 
-    `unit` is a typical weight, `inner_product` is ⟨p, x_0 − z⟩ and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
+    `inner_product` is ⟨p, x_0 − z⟩, and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
     """
     numerator = DISTANCE_DECAY * before.distance_numerator + distance_weight(before) * inner_product
     bound = before.distance_bound
     if direction_sum_norm1 > 0.0 and math.isfinite(numerator / direction_sum_norm1):
-        bound = max(bound, numerator / direction_sum_norm1 / unit)
+        bound = max(bound, numerator / direction_sum_norm1 / parameter_unit)
     return replace(
         before,
         distance_bound=bound,
@@ -210,19 +211,28 @@ def distance_weight(distance: DistanceBound) -> float:
 
 
 class TypicalMatrix(NamedTuple):
-    """Geometric means over the matrices of the parameters, weighted by their sizes; 0 without matrices."""
+    """Geometric means over the matrices of the parameters, weighted by their numbers of entries; 0 without matrices.
 
-    weight: float  # of the root mean squares of the entries, without matrices of zeros
-    width: float  # of the smaller sides
+    Attributes
+    ----------
+    entry_rms : float
+        Of the root mean squares of the entries, without matrices of zeros.
+    width : float
+        Of the smaller sides.
+    """
+
+    entry_rms: float
+    width: float
 
 
 def typical_matrix(
     x: Tensor, shapes: Sequence[tuple[int, ...]], sum_over_ranks: Callable[[Tensor], Tensor] | None
 ) -> TypicalMatrix:
-    """Return a typical weight and width of the matrices in x; vectors are left out.
+    """Return the typical size of the entries and the typical width of the matrices in x; vectors are left out.
 
-    The weight is at most 1.5 times the median over matrices, because one large matrix, often an embedding, may have far
-    larger entries than the others. `sum_over_ranks` sums over ranks that hold the other entries, by rows.
+    `entry_rms` is at most `_MAX_RMS_OVER_MEDIAN` times the median over matrices, because one large matrix, often an
+    embedding, may have far larger entries than the others. `sum_over_ranks` sums over ranks that hold the other
+    entries, by rows.
     """
     parts = torch.split_with_sizes(x, [math.prod(shape) for shape in shapes])
     sizes = [float(len(part)) if len(shape) > 1 else 0.0 for part, shape in zip(parts, shapes, strict=True)]
@@ -239,7 +249,7 @@ def typical_matrix(
     roots = [(math.sqrt(square / count), count) for square, count, _ in matrices if square]
     if not roots:
         return TypicalMatrix(0.0, width)
-    limit = _MAX_WEIGHT_OVER_MEDIAN * median_low(root for root, _ in roots)
+    limit = _MAX_RMS_OVER_MEDIAN * median_low(root for root, _ in roots)
     return TypicalMatrix(min(_geometric_mean(roots), limit), width)
 
 
@@ -249,29 +259,29 @@ def _geometric_mean(numbers: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(weight * math.log(number) for number, weight in numbers) / total) if total else 0.0
 
 
-def parameter_unit(weight: float, value: float, gradient_sum: float) -> float:
-    """Return the unit of η: a typical weight at the first point.
+def parameter_unit(entry_rms: float, value: float, grad_norm1: float) -> float:
+    """Return the unit of η: the typical root mean square of the entries of a matrix, or more if that is tiny.
 
-    To first order, a change of all coordinates by `weight` changes the loss by at most `weight` times `gradient_sum`,
-    which is ‖g‖_1. If that is less than a tenth of the loss, the weights are near a saddle at zero, as after a tiny
+    To first order, a change of all coordinates by `entry_rms` changes the loss by at most `entry_rms`·‖g‖_1. If that is
+    less than `_TINY_PARAMETERS_CHANGE` of the loss, the parameters are near a saddle at zero, as after a tiny
     initialisation. The unit is then larger.
     """
-    if weight == 0.0:
-        return _FALLBACK_WEIGHT
-    required_change = math.inf if gradient_sum == 0.0 else _TINY_WEIGHTS_CHANGE * abs(value) / gradient_sum
-    return weight if math.isnan(required_change) else max(weight, min(required_change, _FALLBACK_WEIGHT))
+    if entry_rms == 0.0:
+        return _FALLBACK_UNIT
+    required_change = math.inf if grad_norm1 == 0.0 else _TINY_PARAMETERS_CHANGE * abs(value) / grad_norm1
+    return entry_rms if math.isnan(required_change) else max(entry_rms, min(required_change, _FALLBACK_UNIT))
 
 
-def measure_weights(state: MinibatchState, x: Vector, oracle: Oracle) -> MinibatchState:
-    """Return the state with the unit of η and the width, measured at the first point x.
+def measure_parameter_unit(state: MinibatchState, x: Vector, oracle: Oracle) -> MinibatchState:
+    """Return the state with the parameter unit and the width, measured at the first point x.
 
-    The unit follows from the weights and, if they are known, the loss and its gradient.
+    The unit follows from the parameters and, if they are known, the loss and its gradient.
     """
-    space, value, gradient_sum = oracle.space, math.nan, math.nan
+    space, value, grad_norm1 = oracle.space, math.nan, math.nan
     if oracle.has_values:
         value, g = oracle.gradient(x)
         local_sum = space.tensor(g).abs().sum(dtype=torch.float64)
-        gradient_sum = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
+        grad_norm1 = float(local_sum if space.sum_over_ranks is None else space.sum_over_ranks(local_sum))
     typical = typical_matrix(space.tensor(x), oracle.shapes, space.sum_over_ranks)
-    unit = parameter_unit(typical.weight, value, gradient_sum)
+    unit = parameter_unit(typical.entry_rms, value, grad_norm1)
     return replace(state, parameter_unit=unit, width=typical.width)

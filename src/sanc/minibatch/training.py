@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from sanc.core.iteration import Iteration
+from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
 from sanc.core.space import Space, Vector
@@ -17,7 +18,8 @@ from sanc.minibatch.joining import VectorMap
 class TrainingIteration(IterationProtocol, Protocol):
     """The members of an iteration that optimisers use, beyond those that runs use.
 
-    `MinibatchIteration` and `SecondOrderTraining` have them. `rearrange` adapts the state after parameters have joined
+    `MinibatchIteration` and `SecondOrderTraining` have them. `iterate` also receives the factors of the step size, one
+    for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined
     or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
     its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
     phase, and `on_move` is called with the parameters before and after they are moved from one to the other.
@@ -27,16 +29,16 @@ class TrainingIteration(IterationProtocol, Protocol):
     ----------
     averages : bool
         Whether it has an averaged phase, which needs gradients only.
-    rates : sequence of float
-        Factors of the step size, one for each parameter.
     has_returned : bool
         Whether the last iteration returned to an earlier point.
     """
 
     averages: bool
-    rates: Sequence[float]
     has_returned: bool
 
+    def iterate(
+        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None, rates: Sequence[float] = ()
+    ) -> tuple[Vector, Record]: ...
     def read_record(self) -> Record | None: ...
     def rearrange(
         self, earlier_indices: Sequence[int | None], vector_map: VectorMap, x: Tensor, shapes: Sequence[tuple[int, ...]]
@@ -53,9 +55,11 @@ class SecondOrderTraining(Iteration):
     averages = False
     has_returned = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.rates: Sequence[float] = ()  # not used: σ determines the step norm
+    def iterate(
+        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None, rates: Sequence[float] = ()
+    ) -> tuple[Vector, Record]:
+        """Make one iteration from `x`, and return the next point and the record; σ determines the step, not `rates`."""
+        return super().iterate(x, oracle, lanczos_start)
 
     def read_record(self) -> None:
         """Return None: `iterate` returns a complete record."""

@@ -233,13 +233,13 @@ def _updated_distance(
     state: MinibatchState, scalars: StepScalars[float], results: StepResults, unit_step_norm1: float
 ) -> DistanceBound:
     """Return the distance bound after a step that updated it."""
-    kept_share = 1.0 - scalars.average_weight
+    kept_factor = 1.0 - scalars.average_weight
     steps = 1 if state.steps < batch_losses.RELIABLE_MEAN_STEPS else _DISTANCE_INTERVAL
-    new_norms = kept_share * steps * scalars.eta * unit_step_norm1
+    new_norms = kept_factor * steps * scalars.eta * unit_step_norm1
     return step_size.updated_distance_bound(
         state.distance,
         state.parameter_unit,
-        kept_share**steps * state.distance.step_norm1_sum + new_norms,
+        kept_factor**steps * state.distance.step_norm1_sum + new_norms,
         results.offset_norm1,
         results.inner_product,
         results.direction_sum_norm1,

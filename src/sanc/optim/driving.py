@@ -169,17 +169,16 @@ class Driver:
         samples = self._samples(closures)
         first = self.iteration.state.iteration == 0
         self._check_unused_gradients(closures[0], leaves)
-        self.iteration.rates = leaves.rates
         with _replaced_grads(parameters, [None] * len(parameters)), torch.enable_grad():
             captured = None
             if self.capture is not None and self.oracle.style != "backward":
                 captured = self.capture.oracle(closures, leaves, self.oracle.hvp, self.microbatch, first=first)
             if captured is not None:  # its loss draws no random numbers
                 captured.fill(closures, self.meter)
-                return self._iterate(captured)
+                return self._iterate(captured, leaves.rates)
             repeats = not self.mode.is_distributed  # ranks evaluate together, so that none may repeat a call
             with repeatable_draws(leaves.device, self._draw_tests, repeats=repeats), FORWARD_HOOK:  # one for all calls
-                loss = self._iterate(self._bind_oracle(leaves, samples))
+                loss = self._iterate(self._bind_oracle(leaves, samples), leaves.rates)
         if first:
             reached = zip(leaves.tensors, self.oracle.reached, strict=True)
             self.unreached = [leaf for leaf, is_reached in reached if not is_reached]
@@ -255,8 +254,11 @@ class Driver:
         self.oracle.bind(*samples)
         return self.oracle
 
-    def _iterate(self, oracle: AutogradOracle) -> Tensor:
-        """Make one iteration and return the loss; after an exception nothing has changed."""
+    def _iterate(self, oracle: AutogradOracle, rates: Sequence[float]) -> Tensor:
+        """Make one iteration and return the loss; after an exception nothing has changed.
+
+        `rates` are the factors of the step size, one for each parameter.
+        """
         x = point = oracle.start()
         iteration, last_leaves = self.iteration, self.last_leaves
         meter, snapshot, style_and_hvp = replace(self.meter), iteration.snapshot(), (self.oracle.style, self.oracle.hvp)
@@ -266,7 +268,7 @@ class Driver:
             if oracle is self.oracle and (first or oracle.is_unused):
                 self._check_closures(oracle, x, first=first)
             self._adapt_to(oracle.leaves, x)
-            point, record = iteration.iterate(x, oracle)  # type: ignore[assignment]
+            point, record = iteration.iterate(x, oracle, rates=rates)  # type: ignore[assignment]
             if iteration.has_returned or not (math.isfinite(record.grad_norm) and math.isfinite(record.value)):
                 oracle.undo_training()
         except BaseException:
@@ -356,11 +358,10 @@ class Driver:
         earlier_values = last_leaves.read() if last_leaves is not None and moves else None
         try:
             x, y = self._average_and_gradient_point(leaves)
-            iteration.rates = leaves.rates
             oracle = self.mode.gradient_oracle(leaves, y, self.meter)
             if self.capture is not None:
                 oracle.do_work = self.capture.do_work
-            point, record = iteration.iterate(x, oracle)
+            point, record = iteration.iterate(x, oracle, rates=leaves.rates)
         except BaseException:
             iteration.roll_back(snapshot)
             self.last_leaves, self.at_average, self.meter = last_leaves, at_average, meter

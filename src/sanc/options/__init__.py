@@ -13,7 +13,7 @@ from sanc.autograd.products import HvpMode
 from sanc.core.method import Method
 from sanc.core.pieces import Acceptance, Escape, Model, SigmaSettings
 from sanc.minibatch.metrics.base import Metric
-from sanc.minibatch.settings import Average, Minibatch
+from sanc.minibatch.settings import Average, MetricName, Minibatch
 from sanc.minibatch.step_size import StepSize
 
 __all__ = [
@@ -37,7 +37,7 @@ class OptimizerOptions(TypedDict, total=False):
     escape: Escape
     sigma: SigmaSettings
     minibatch: Minibatch | None
-    metric: Metric | Literal["kronecker", "diagonal", "none"]
+    metric: Metric | MetricName
     step_size: StepSize
     average: Average
     # the model and the Krylov space

@@ -106,8 +106,8 @@ class Preconditioner(ABC):
 
     def restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
         """Restore the tensors that `save` returned."""
-        for known, entry in zip(self.state(), saved, strict=True):
-            for name, tensor in known.items():
+        for current, entry in zip(self.state(), saved, strict=True):
+            for name, tensor in current.items():
                 tensor.copy_(entry[name])
 
 
@@ -159,10 +159,10 @@ def check_preconditioner(metric: Metric, preconditioner: object, count: int) -> 
 def check_direction(metric: Metric, direction: object, g: Tensor) -> None:
     """Raise an error if a preconditioner of the caller returned something else than a vector like the gradient."""
     if not isinstance(direction, Tensor) or direction.shape != g.shape:
-        found = tuple(direction.shape) if isinstance(direction, Tensor) else shown(direction)
+        returned = tuple(direction.shape) if isinstance(direction, Tensor) else shown(direction)
         raise ArgumentTypeError(
-            f"metric = {shown(metric)} cannot be used: update() of its preconditioner returned {found} for a gradient "
-            f"of shape {tuple(g.shape)}. Return M⁻¹g, a vector of that shape."
+            f"metric = {shown(metric)} cannot be used: update() of its preconditioner returned {returned} for a "
+            f"gradient of shape {tuple(g.shape)}. Return M⁻¹g, a vector of that shape."
         )
 
 

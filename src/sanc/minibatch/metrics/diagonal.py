@@ -33,11 +33,11 @@ class Diagonal(Piece):
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner."""
-        return _Diagonal(shapes, like, reduce)
+        return DiagonalPreconditioner(shapes, like, reduce)
 
 
-class _Diagonal(Preconditioner):
-    """The preconditioner: the second moments of all parameters in one vector, and one ε."""
+class DiagonalPreconditioner(Preconditioner):
+    """The preconditioner of `Diagonal`: the second moments of all parameters in one vector, and one ε."""
 
     like_parameter = ("second_moment",)
     always_finite = True

@@ -32,11 +32,11 @@ class Identity(Piece):
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner."""
-        return _Identity(len(shapes), like, reduce)
+        return IdentityPreconditioner(len(shapes), like, reduce)
 
 
-class _Identity(Preconditioner):
-    """The preconditioner: one second moment and one ε for all parameters."""
+class IdentityPreconditioner(Preconditioner):
+    """The preconditioner of `Identity`: one second moment and one ε for all parameters."""
 
     always_finite = True
 

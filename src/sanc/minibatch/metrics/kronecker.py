@@ -52,11 +52,11 @@ class Kronecker(Piece):
 
     def create(self, shapes: Sequence[Shape], like: Tensor, reduce: RankReduction | None = None) -> Preconditioner:
         """Return the preconditioner; with `reduce`, the ranks may share parameters that are not coupled."""
-        return _Kronecker(self, shapes, like, reduce)
+        return KroneckerPreconditioner(self, shapes, like, reduce)
 
 
-class _Kronecker(Preconditioner):
-    """The preconditioner: a stack for each shape of matrices, and the vectors, which are not rotated, together."""
+class KroneckerPreconditioner(Preconditioner):
+    """The preconditioner of `Kronecker`: a stack for each shape of matrices, and the vectors, which are not rotated."""
 
     like_parameter = ("second_moment",)
     always_finite = True
@@ -92,7 +92,7 @@ class _Kronecker(Preconditioner):
         return self._preconditioned(g, None)
 
     def _preconditioned(self, g: Tensor, weight: Tensor | float | None) -> Tensor:
-        """Return M⁻¹g, after an update of factors and second moments unless `weight` is None."""
+        """Update factors and second moments, unless `weight` is None, and return M⁻¹g."""
         gradients = torch.split_with_sizes(g, self._sizes)
         directions: dict[int, Tensor] = {}
         for stack in self._stacks:
@@ -218,7 +218,7 @@ class _Stack:
         self._columns.factor.lerp_(torch.bmm(by_columns.mT, by_columns), weight)
 
     def preconditioned(self, matrices: Tensor, weight: Tensor | float | None) -> dict[int, Tensor]:
-        """Return Q_L (H / (√V + ε)) Q_Rᵀ for each parameter, after an update of V with this weight."""
+        """Update V, unless `weight` is None, and return Q_L (H / (√V + ε)) Q_Rᵀ for each parameter."""
         h = torch.bmm(self._rows.basis.mT, self._by_rows(matrices)).view(matrices.shape)
         h = self._from_columns(torch.bmm(self._by_columns(h), self._columns.basis))
         if weight is not None:

@@ -19,7 +19,7 @@ CONTEXT = get_context("forkserver")  # one process imports torch, the package an
 CONTEXT.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.nn.functional",
     "torch._dynamo",  # the first optimiser of a process imports it
-    "rank_jobs", "together", "sanc.minimisation.entry", "sanc.optim.optimizers", "sanc.ranks.saving",
+    "rank_jobs", "rank_processes", "sanc.minimisation.entry", "sanc.optim.optimizers", "sanc.ranks.saving",
 ])  # fmt: skip
 
 
