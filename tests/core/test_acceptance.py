@@ -114,8 +114,9 @@ def test_momentum_extrapolates_from_the_previous_cubic_point(
     assert decision.note == (Note.MOMENTUM if is_lower else "")
 
 
-def test_momentum_makes_the_cubic_step_alone_where_the_gradient_is_zero():
-    here = point_with(lambda x: 1.0 - x[0], g_elsewhere=np.zeros_like)
+@pytest.mark.parametrize("entry", [0.0, math.nan, math.inf])
+def test_momentum_makes_the_cubic_step_alone_where_the_gradient_is_zero_or_not_finite(entry):
+    here = point_with(lambda x: 1.0 - x[0], g_elsewhere=lambda x: np.full_like(x, entry))
     decision = Momentum()(here, None, step_of(0.75, 0.25), np.array([0.75]), 0)
     assert decision.point.tolist() == [0.75] and decision.trials == 1 and decision.extra_gradients == 1
 

@@ -238,8 +238,9 @@ class Momentum(AcceptAll):
         previous_cubic_point = here.state.acceptance_state.get("previous", here.x)
         _, g = here.oracle.gradient(trial)
         decision = replace(decision, acceptance_state={"previous": trial}, extra_gradients=1)
-        beta = min(self.momentum, here.space.norm(g), step.norm)
-        if not (math.isfinite(beta) and beta > 0.0):
+        grad_norm = here.space.norm(g)
+        beta = min(self.momentum, grad_norm, step.norm)
+        if not (math.isfinite(grad_norm) and beta > 0.0):
             return decision
         extrapolated = here.oracle.move(trial, (trial - previous_cubic_point) * beta)
         value = here.evaluate(extrapolated)
