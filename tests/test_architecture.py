@@ -380,7 +380,7 @@ def test_a_piece_that_writes_into_the_point_or_the_state_fails():
     """The guard at run time: nothing that an acceptance rule is given can be assigned to."""
 
     class Writes(sanc.RatioTest):
-        def __call__(self, here, subspace, step, trial, trials):
+        def __call__(self, here, subspace, step, trial, trial_count):
             for target, name in (
                 (here, "value"),
                 (here.state, "sigma"),
@@ -389,7 +389,7 @@ def test_a_piece_that_writes_into_the_point_or_the_state_fails():
             ):
                 with pytest.raises(FrozenInstanceError):
                     setattr(target, name, 3.0)
-            return super().__call__(here, subspace, step, trial, trials)
+            return super().__call__(here, subspace, step, trial, trial_count)
 
     found = sanc.minimize(lambda x: (x**4 - x**2).sum(), torch.ones(2, dtype=torch.float64), acceptance=Writes())
     assert found.success

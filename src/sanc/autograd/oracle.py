@@ -408,8 +408,8 @@ class AutogradOracle(Oracle):
         """Iterate over weight and graphs of each part of a sample of batches with outputs."""
         self._seed(sample)
         for weight, closure in sample.parts:
-            unit = partial(self._output_graph, closure, sample.name)
-            (graph,) = self._repeatable(unit, sample, f"outputs of {sample.name}")
+            evaluate_part = partial(self._output_graph, closure, sample.name)
+            (graph,) = self._repeatable(evaluate_part, sample, f"outputs of {sample.name}")
             yield weight, graph
 
     def _output_graph(self, closure: Closure, name: str) -> tuple[OutputGraph]:

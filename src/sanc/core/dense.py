@@ -63,14 +63,14 @@ class NewtonLine(KrylovSubspace):
 
     hessian_norm: float = 0.0
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
-        """Return twice the last step; None after a rejected one, or if the model allows only `trials` trial points.
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> cubic.CubicStep | None:
+        """Return twice the last step; None after a rejected one, or if the model allows only `trial_count` trials.
 
         Its predicted decrease is the largest that the model has on this line, at the first step.
         """
-        if self.step is None or here.rejected is not None or trials > self.model.max_resolves:
+        if self.step is None or here.rejected is not None or trial_count > self.model.max_resolves:
             return None
-        factor = 2.0**trials
+        factor = 2.0**trial_count
         return replace(self.step, u=factor * self.step.u, norm=factor * self.step.norm, sigma=sigma)
 
 
@@ -109,7 +109,12 @@ class DenseModel(CubicModel):
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
         """Return the line of Newton's step, if that minimises the cubic model well enough; None otherwise."""
-        if not self.uses_forcing_term or here.start is not None or here.grad_norm == 0.0 or here.oracle.box is not None:
+        if (
+            not self.uses_forcing_term
+            or here.lanczos_start is not None
+            or here.grad_norm == 0.0
+            or here.oracle.box is not None
+        ):
             return None
         g = _array(here.space, here.g)
         factor, info = dpotrf(matrix, lower=1)
@@ -137,7 +142,7 @@ class DenseModel(CubicModel):
         self, here: Point, operator: Operator, values: Floats, eigenvector_rows: Floats, projections: Floats
     ) -> KrylovSubspace:
         """Return the subspace of all eigenvectors, given the gradient in their basis, with its cubic step."""
-        at_gradient = here.start is None and here.grad_norm > 0.0
+        at_gradient = here.lanczos_start is None and here.grad_norm > 0.0
         krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections)
         unit_product_norm = 0.0 if here.units.length_scale else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))

@@ -46,12 +46,12 @@ class _Progress(NamedTuple):
         σ for the next trial step, or for the next iteration.
     decision : Decision or None
         The last decision of an acceptance or escape rule; None if there was none, or if an evaluation failed since.
-    last_trial : Decision or None
+    last_acceptance : Decision or None
         The last decision of the acceptance rule.
     step : CubicStep or None
         The last cubic step.
-    trials : int
-        Trial points of the acceptance rule.
+    trial_count : int
+        Trial points of the acceptance rule so far.
     subspace : Subspace or None
         The subspace of the model.
     note : str
@@ -65,9 +65,9 @@ class _Progress(NamedTuple):
     here: Point
     sigma: float
     decision: Decision | None = None
-    last_trial: Decision | None = None
+    last_acceptance: Decision | None = None
     step: CubicStep | None = None
-    trials: int = 0
+    trial_count: int = 0
     subspace: Subspace | None = None
     note: str = ""
     value: float = math.nan
@@ -127,7 +127,7 @@ class Iteration:
         """‖g‖ in the last iteration; 0 before the first."""
         return self.state.last_grad_norm
 
-    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+    def iterate(self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
 
         Parameters
@@ -136,7 +136,7 @@ class Iteration:
             The current point; never changed.
         oracle : Oracle
             Evaluates f, g and Hv.
-        start : vector, optional
+        lanczos_start : vector, optional
             Start vector of Lanczos instead of the gradient: a known direction of negative curvature at a point with a
             zero gradient.
 
@@ -164,7 +164,7 @@ class Iteration:
             tol=self.tol,
             one_sample=self._one_sample,
             evaluates_next_gradient=self._evaluates_next_gradient,
-            start=start,
+            lanczos_start=lanczos_start,
         )
         progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
@@ -238,11 +238,11 @@ class Iteration:
 
         The second value is None if the step was accepted, or could not be tried.
         """
-        here, sigma, trials = progress.here, progress.sigma, progress.trials
+        here, sigma, trial_count = progress.here, progress.sigma, progress.trial_count
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
             return progress._replace(step=step, note=Note.AT_MINIMUM), None
         if here.below_precision(step.norm):
-            norm_ratio = _norm_over_precision(here, subspace, step, trials)
+            norm_ratio = _norm_over_precision(here, subspace, step, trial_count)
             sigma = here.sigma_rule.after_negligible_step(sigma, norm_ratio)
             return progress._replace(sigma=sigma, decision=None, step=step, note=Note.BELOW_PRECISION), None
         try:
@@ -252,21 +252,21 @@ class Iteration:
             failed = self._after_failure(progress._replace(step=step), str(error))
             return failed._replace(subspace=subspace.failed(str(error))), None
         try:
-            decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
+            decision = self.method.acceptance(here, subspace, step, trial, trial_count)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
             failed = self._after_failure(progress._replace(step=step), str(error), error.value)
             return failed._replace(skips_escape=True), None
         decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
-        trials, note = trials + decision.trials, decision.note or progress.note
+        trial_count, note = trial_count + decision.trials, decision.note or progress.note
         progress = _Progress(
             here=here,
             sigma=decision.sigma,
             decision=decision,
-            last_trial=decision,
+            last_acceptance=decision,
             step=decision.step,
-            trials=trials,
+            trial_count=trial_count,
             subspace=subspace,
             note=note,
         )
@@ -308,15 +308,20 @@ class Iteration:
 
     def _record(self, progress: _Progress, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
-        here, step, last_trial, subspace = progress.here, progress.step, progress.last_trial, progress.subspace
+        here, step, last_acceptance, subspace = (
+            progress.here,
+            progress.step,
+            progress.last_acceptance,
+            progress.subspace,
+        )
         is_escape = decision.point is not None and decision.step is None
-        evaluated = decision if decision.step is not None or is_escape else last_trial
+        evaluated = decision if decision.step is not None or is_escape else last_acceptance
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
         share = math.nan if step is None else step.curvature_share
         return Record(
             here.state.iteration,
             branch=decision.branch,
-            rho=math.nan if last_trial is None else last_trial.rho,
+            rho=math.nan if last_acceptance is None else last_acceptance.rho,
             sigma=first_sigma if step is None else step.sigma,
             grad_norm=here.grad_norm,
             ritz_value=math.nan if subspace is None else subspace.ritz_value,
@@ -325,7 +330,7 @@ class Iteration:
             value=here.known_value if math.isnan(progress.value) else progress.value,
             trial_value=math.nan if evaluated is None else evaluated.trial_value,
             krylov_dim=0 if subspace is None else subspace.products,
-            trials=progress.trials + (decision.trials if decision.step is None else 0),
+            trials=progress.trial_count + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
             curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else share,
@@ -415,8 +420,8 @@ def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | No
     """Return what a model has built; raise an error if it is no subspace. Each type is checked once."""
     if subspace is None or type(subspace) in _SUBSPACES:
         return subspace
-    known = dir(subspace)  # which evaluates no property
-    missing = [name for name in required_members(Subspace) if name not in known and not hasattr(subspace, name)]
+    members = dir(subspace)  # which evaluates no property
+    missing = [name for name in required_members(Subspace) if name not in members and not hasattr(subspace, name)]
     if missing:
         raise ArgumentTypeError(
             f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}, which has no "
@@ -475,7 +480,7 @@ def _parse_acceptance_numbers(where: str, numbers: Any) -> dict[str, float]:
     return acceptance_numbers
 
 
-def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:
+def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trial_count: int) -> float:
     """Return the ratio of the step norm to √eps·‖x‖ if σ limits the norm of the first trial step; otherwise 1."""
-    limited = trials == 0 and step.multiplier > subspace.hessian_norm
+    limited = trial_count == 0 and step.multiplier > subspace.hessian_norm
     return step.norm / (math.sqrt(here.space.eps) * here.x_norm) if limited else 1.0

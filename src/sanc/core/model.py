@@ -24,7 +24,7 @@ SAMPLED_KRYLOV_DIM = 5
 _MAX_NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
 _TEST_DIVISOR, _MIN_TEST_INTERVAL = 5, 8
-"""The next stopping test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
+"""The next accuracy test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
 _PREDICTION_FACTOR = 2.0
 """The test is made if the predicted ‖∇m‖ is below this many tolerances."""
 TOLERANCE_FRACTION = 0.5
@@ -111,9 +111,9 @@ class KrylovSubspace:
         (s,) = self.krylov.combine(step.u)
         return s + x
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
-        """Return the step of a smaller σ; None if the model allows no more than `trials` trial points."""
-        return self.model.propose(here, self, sigma) if trials <= self.model.max_resolves else None
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> cubic.CubicStep | None:
+        """Return the step of a smaller σ; None if the model allows no more than `trial_count` trial points."""
+        return self.model.propose(here, self, sigma) if trial_count <= self.model.max_resolves else None
 
     def failed(self, failure: str) -> KrylovSubspace:
         """Return the same space after a product that was not finite: it has neither steps nor Ritz pairs."""
@@ -192,9 +192,9 @@ class KrylovModel(Piece):
 
     def build_in(self, here: Point, operator: Operator) -> KrylovSubspace:
         """Return the Krylov space that starts at the direction given or at the gradient; at random if that is zero."""
-        start = here.start
+        start = here.lanczos_start
         if start is None and here.grad_norm == 0.0:
-            start = here.random_start()
+            start = here.random_lanczos_start()
         krylov = Krylov(
             here.oracle.lanczos(
                 operator,
@@ -321,8 +321,8 @@ class NoModel(Piece):
         return 0
 
 
-class _TestSchedule(NamedTuple):
-    """The dimensions at which the stopping test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
+class _AccuracyTestSchedule(NamedTuple):
+    """The dimensions at which the accuracy test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
 
     Attributes
     ----------
@@ -339,7 +339,7 @@ class _TestSchedule(NamedTuple):
     multiplier: float = math.nan
 
     @classmethod
-    def after(cls, dim: int, multiplier: float | None) -> _TestSchedule:
+    def after(cls, dim: int, multiplier: float | None) -> _AccuracyTestSchedule:
         """Return the schedule after a test at a dimension; `multiplier` is the μ of its step if μ predicts ‖∇m‖."""
         if multiplier is None:
             return cls(dim + max(1, dim // _TEST_DIVISOR))
@@ -363,7 +363,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     limit = StepLimit(here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
-    schedule, multiplier_predicts = _TestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
+    schedule, multiplier_predicts = _AccuracyTestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
     try:
         while True:
             krylov.extend()
@@ -383,7 +383,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
                     if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
                         return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
                     multiplier = step.multiplier
-            schedule = _TestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
+            schedule = _AccuracyTestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
     except NonFiniteProductError as error:
         return KrylovSubspace(model, krylov, operator, None, *limit, failure=str(error))
 

@@ -136,10 +136,10 @@ class SecantOracle(DifferenceOracle):
         super().restore(numbers)
         n = self.space.dim
         parts = {"matrix": (n, n), "last": (2, n)}
-        found = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
+        arrays = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
         self._central, self._stayed = bool(numbers["central"]), bool(numbers["stayed"])
-        self._updates, self._matrix = int(numbers["updates"]), found["matrix"]
-        self._last = None if found["last"] is None else (found["last"][0], found["last"][1])
+        self._updates, self._matrix = int(numbers["updates"]), arrays["matrix"]
+        self._last = None if arrays["last"] is None else (arrays["last"][0], arrays["last"][1])
 
 
 def _saved_array(name: str, saved: Any, shape: tuple[int, int]) -> Any:

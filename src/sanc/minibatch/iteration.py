@@ -100,10 +100,10 @@ class MinibatchIteration:
         """‖g‖ in the last second-order step; 0 before the first."""
         return self.second_order.grad_norm
 
-    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+    def iterate(self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`: return the next point, which is `x` itself if it stayed, and the record.
 
-        `start` is not used: the iteration on samples chooses the start of Lanczos itself.
+        `lanczos_start` is not used: the iteration on samples chooses the start of Lanczos itself.
         """
         clock = time.perf_counter()
         self.finish_step()

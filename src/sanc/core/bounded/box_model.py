@@ -188,9 +188,9 @@ class BoundedSubspace:
             return point
         return self.inner.trial_point(x, step)
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
-        """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
-        step = self.inner.longer_step(here, sigma, trials)
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> CubicStep | None:
+        """Return the step of a smaller σ; None if no step is to be tried after `trial_count` trial points."""
+        step = self.inner.longer_step(here, sigma, trial_count)
         return step if step is None or not step.decrease > 0.0 else self._in_box(here, step)
 
     def propose(self, here: Point, sigma: float) -> CubicStep | None:
@@ -224,8 +224,8 @@ class BoundedSubspace:
         quadratic = self._quadratic
         lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
         model = _BoxModel(quadratic, step.sigma, lower, upper)
-        start = _host(projected - x)
-        s, decrease = model.improve(start) if isinstance(quadratic, _Products) else model.minimise(start)
+        initial_step = _host(projected - x)
+        s, decrease = model.improve(initial_step) if isinstance(quadratic, _Products) else model.minimise(initial_step)
         # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
         point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
         point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
@@ -313,10 +313,10 @@ class _BoxModel:
     def __init__(self, quadratic: _Quadratic | _Products, sigma: float, lower: Floats, upper: Floats) -> None:
         self.quadratic, self._cubic_coefficient, self.lower, self.upper = quadratic, sigma, lower, upper
 
-    def minimise(self, start: Floats) -> tuple[Floats, float]:
-        """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
+    def minimise(self, initial_step: Floats) -> tuple[Floats, float]:
+        """Return a step that is no worse than `initial_step` and the Cauchy step, and the decrease of m there."""
         cauchy = self._cauchy_point()
-        s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
+        s = min((initial_step, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
         value, model_gradient = self.evaluate(s)
         tolerance = _MODEL_GRADIENT_TOLERANCE * float(np.linalg.norm(self.quadratic.g))
         for _ in range(_MAX_MODEL_NEWTON_STEPS):
@@ -331,11 +331,11 @@ class _BoxModel:
             s, value, model_gradient = trial, trial_value, trial_gradient
         return s, -value
 
-    def improve(self, start: Floats) -> tuple[Floats, float]:
-        """Return `start` if m decreases there, otherwise the Cauchy point, and the decrease of m there."""
-        value = self.evaluate(start)[0]
+    def improve(self, initial_step: Floats) -> tuple[Floats, float]:
+        """Return `initial_step` if m decreases there, otherwise the Cauchy step, and the decrease of m there."""
+        value = self.evaluate(initial_step)[0]
         if value < 0.0:
-            return start, -value
+            return initial_step, -value
         cauchy = self._cauchy_point()
         return cauchy, -self.evaluate(cauchy)[0]
 
@@ -364,10 +364,12 @@ class _BoxModel:
         Along negative curvature the direction ends at the minimiser of m along it.
         """
         norm = float(np.linalg.norm(s))
-        unit = s / norm if norm > 0.0 else s
+        s_direction = s / norm if norm > 0.0 else s
 
         def multiply(v: Floats) -> Floats:
-            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (v + (unit @ v) * unit)
+            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (
+                v + (s_direction @ v) * s_direction
+            )
             return np.where(free, product, 0.0)
 
         residual = np.where(free, -model_gradient, 0.0)

@@ -21,7 +21,7 @@ from sanc.core.units import length_scale_at
 
 ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
 """Seeds of the random directions of tests, so that they differ from each other."""
-ROUNDING_PROBES = 3
+ROUNDING_SAMPLES = 3
 """Random vectors of which the largest product estimates the rounding error of a gradient."""
 _SECOND_DIFFERENCE_ERRORS = 4.0
 """Rounding errors of f in a second difference: one for each of two values, and two for twice the third."""
@@ -130,7 +130,7 @@ def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: fl
     space, operator, value = oracle.space, oracle.hessian(x), oracle.gradient(x)[0]
     change = hessian_norm = 0.0
     try:
-        for k in range(ROUNDING_PROBES):
+        for k in range(ROUNDING_SAMPLES):
             v = space.normal(np.random.default_rng((k, ROUNDING_SEED)))
             change = max(change, space.norm(operator(x * v)))
             hessian_norm = max(hessian_norm, space.norm(operator(v)))
@@ -331,9 +331,9 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
     entries = []
     try:
         for k in range(space.dim):
-            unit = space.zeros()
-            space.tensor(unit)[k] = 1.0
-            entries.append(abs(space.dot(unit, operator(unit))))
+            basis_vector = space.zeros()
+            space.tensor(basis_vector)[k] = 1.0
+            entries.append(abs(space.dot(basis_vector, operator(basis_vector))))
     finally:
         operator.release()
     return entries
@@ -384,7 +384,10 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scal
         quotients.append((quotient, rounding))
     pairs = itertools.combinations(quotients, 2)
     error, quotient = min(
-        ((space.norm(one - other) + rounding + more, one) for (one, rounding), (other, more) in pairs),
+        (
+            (space.norm(one - other) + rounding + other_rounding, one)
+            for (one, rounding), (other, other_rounding) in pairs
+        ),
         key=lambda pair: pair[0],
     )
     largest = max(space.norm(quotient), space.norm(product))

@@ -20,7 +20,7 @@ def enter_face(run: Run) -> None:
     """
     if run.box is None:
         return
-    oracle, point = run.full_oracle, run.point
+    oracle, point = run.full_oracle, run.full_x
     space = oracle.space
     x = space.tensor(point)
     if run.box.is_interior(x):
@@ -36,7 +36,7 @@ def enter_face(run: Run) -> None:
 def _change_face(run: Run, free: Tensor | None) -> None:
     """Continue with these free variables, None: all; vectors in the state of the acceptance rule follow."""
     assert run.box is not None
-    old, point = run.oracle, run.point
+    old, point = run.oracle, run.full_x
     free_indices = None if free is None or bool(free.all()) else torch.nonzero(free).reshape(-1)
     if isinstance(old, FaceOracle) and _is_same(old.free_indices, free_indices):
         old.keep(run.x, point)
@@ -62,7 +62,7 @@ def weakly_active(run: Run) -> Tensor:
     """Return the mask of the variables at a bound whose multiplier is zero up to the tolerance; fixed ones are not."""
     assert run.box is not None
     oracle = run.full_oracle
-    x, g = oracle.space.tensor(run.point), oracle.space.tensor(oracle.gradient(run.point)[1])
+    x, g = oracle.space.tensor(run.full_x), oracle.space.tensor(oracle.gradient(run.full_x)[1])
     box = run.box
     return ((x <= box.lower) | (x >= box.upper)) & (box.lower < box.upper) & (g.abs() <= run.tol)
 
@@ -74,6 +74,6 @@ def release_weak_bounds(run: Run) -> bool:
     weak = weakly_active(run)
     if not bool(weak.any()):
         return False
-    x = run.full_oracle.space.tensor(run.point)
+    x = run.full_oracle.space.tensor(run.full_x)
     _change_face(run, weak | run.box.between(x))
     return True

@@ -23,7 +23,7 @@ def save_run(run: Run) -> dict[str, Any]:
     """Return the state from which `resume_run` continues bit for bit: plain numbers, vectors and tensors."""
     return {
         "method": run.iteration.method.name,
-        "x": run.point * 1.0,  # copies, so that a caller cannot change the run through them
+        "x": run.full_x * 1.0,  # copies, so that a caller cannot change the run through them
         "numbers": run.iteration.numbers(),
         "vectors": {name: vector * 1.0 for name, vector in run.full_vectors().items()},
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],

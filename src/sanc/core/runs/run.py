@@ -203,8 +203,8 @@ class Run:
         return self.oracle.full_oracle
 
     @property
-    def point(self) -> Vector:
-        """The current point with all its variables."""
+    def full_x(self) -> Vector:
+        """The current point with all variables of the caller; `x` has those of the oracle."""
         return self.oracle.full_point(self.x)
 
     def full_vectors(self) -> dict[str, Any]:

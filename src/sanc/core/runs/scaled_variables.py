@@ -91,7 +91,7 @@ def with_variable_scales(run: Run, exponents: Sequence[int]) -> Run:
         ScaledObjectiveOracle(oracle, exponent) if exponent else oracle,
         run.iteration,
         run.limits,
-        oracle.solve(run.point),
+        oracle.solve(run.full_x),
         run.seed,
         history=run.history,
         time_is_up=run.time_is_up,
@@ -110,7 +110,7 @@ def _new_exponents(run: Run) -> list[int] | None:
     oracle = run.unscaled_oracle
     try:
         with oracle.uncounted() if current is None else nullcontext():
-            entries = hessian_diagonal(oracle, run.point)
+            entries = hessian_diagonal(oracle, run.full_x)
     except NonFiniteProductError:
         return None
     smallest, largest = extreme_entries(entries)
