@@ -325,7 +325,7 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquar
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     evaluation = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.compute_certificate(run.oracle, None, run.seed)
+        run.keep_certificate(run.compute_certificate(run.oracle, None, run.seed)[0])
     cause = cause_of_start(status, residuals=evaluation.r, cost=evaluation.terms.cost, Jacobian=evaluation.jacobian)
     g = np.full_like(evaluation.x, np.nan) if evaluation.jacobian is None else evaluation.gradient()
     active = np.zeros(len(g), int)

@@ -179,7 +179,7 @@ class LeastSquaresRun(Run):
             last_step_norm=state.last_step_norm * step_norm_ratio,
             last_grad_norm=state.last_grad_norm * grad_norm_ratio,
         )
-        self.stall_monitor.scale_gradients(grad_norm_ratio)
+        self.stall_monitor = self.stall_monitor.with_scaled_gradients(grad_norm_ratio)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the whole Hessian."""

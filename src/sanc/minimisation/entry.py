@@ -362,9 +362,8 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[
     value, g = exact_oracle.gradient(run.full_x)
     cause = cause_of_start(status, f=value, gradient=g)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.compute_certificate(
-            run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
-        )
+        objective = run.oracle if oracle.exact else exact_oracle
+        run.keep_certificate(run.compute_certificate(objective, run.limits.max_products, run.seed)[0])
     return Result(
         x=unflatten(run.full_x),
         fun=value,

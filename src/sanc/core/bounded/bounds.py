@@ -6,8 +6,8 @@ released together. A `FaceOracle` evaluates f as a function of the free variable
 certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
 are the same objects, and the steps are those without bounds bit for bit.
 
-`sanc.core.runs.faces` changes the face of a run, and `sanc.core.bounded.box_model` has the step: a minimiser of the
-cubic model in the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
+`sanc.core.runs.faces` has the face of a point, and `sanc.core.bounded.box_model` the step: a minimiser of the cubic
+model in the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ class PreconditionedRun(Run):
         """The current point x."""
         return self.preconditioned_oracle.original(self.x)
 
-    def move_to(self, point: Vector) -> None:
-        self.x = self.preconditioned_oracle.solve(point)
+    def move_to(self, full_x: Vector) -> None:
+        self.x = self.preconditioned_oracle.solve(full_x)
 
     @property
     def tol(self) -> float:

@@ -56,8 +56,8 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
     run.scale_objective(exponent)
     run.move_to(state["x"])
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
-    run.stall_monitor, run.step_monitor = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
-    run.first_value = state["first_value"]
+    monitors = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
+    run.restore_progress(*monitors, state["first_value"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)

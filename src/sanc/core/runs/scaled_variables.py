@@ -72,9 +72,10 @@ class ScaledVariablesRun(PreconditionedRun):
 
 
 def in_scaled_variables(run: Run) -> Run:
-    """Return the continuation of a run with scales of the current point; the run itself if it may keep its scales.
+    """Continue a run in variables with the scales of the current point, and return it; or leave it as it is.
 
-    σ, the units and the gradient norms of the run so far belong to other variables, so they are reset.
+    The run itself is returned if it may keep its scales. Otherwise σ, the units, the gradient norms and the vectors of
+    its iteration belong to other variables, so they are reset, and another run with this iteration is returned.
     """
     exponents = _new_exponents(run) if run.can_scale_variables else None
     if exponents is None:
