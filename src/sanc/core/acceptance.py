@@ -30,7 +30,17 @@ CANCELLATION_ERRORS = 1e3
 
 
 class _RatioTestResult(NamedTuple):
-    """The result of the ratio test: the class of the step, the next σ, and ρ."""
+    """The result of the ratio test.
+
+    Attributes
+    ----------
+    verdict : Verdict
+        The class of the step.
+    sigma : float
+        The next σ.
+    rho : float
+        ρ, the actual over the predicted decrease.
+    """
 
     verdict: Verdict
     sigma: float
@@ -38,7 +48,17 @@ class _RatioTestResult(NamedTuple):
 
 
 class _GuardedDecrease(NamedTuple):
-    """The actual decrease to compare with the predicted one, the rounding error of f, and a note."""
+    """The decrease of f, guarded against rounding errors.
+
+    Attributes
+    ----------
+    actual : float
+        The actual decrease to compare with the predicted one.
+    value_rounding : float
+        The rounding error of f, to be added to both decreases.
+    note : str
+        Why it is not f(x) − f(x + s); empty otherwise.
+    """
 
     actual: float
     value_rounding: float = 0.0

@@ -317,7 +317,7 @@ class Iteration:
         is_escape = decision.point is not None and decision.step is None
         evaluated = decision if decision.step is not None or is_escape else last_acceptance
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
-        share = math.nan if step is None else step.curvature_share
+        curvature_fraction = math.nan if step is None else step.curvature_share
         return Record(
             here.state.iteration,
             branch=decision.branch,
@@ -333,7 +333,7 @@ class Iteration:
             trials=progress.trial_count + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
-            curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else share,
+            curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else curvature_fraction,
             note=str(progress.note),
             hvp=here.oracle.hvp,
         )

@@ -32,7 +32,13 @@ TOLERANCE_FRACTION = 0.5
 
 
 class StepLimit(NamedTuple):
-    """σ and the limit on the step norm in a subspace; `KrylovSubspace` describes the attributes."""
+    """σ and the limit on the step norm in a subspace.
+
+    Attributes
+    ----------
+    sigma, units, max_step_norm, allows_longer_steps
+        As in `KrylovSubspace`.
+    """
 
     sigma: float
     units: Units

@@ -13,7 +13,15 @@ from sanc.errors import ArgumentTypeError, is_number, one_of, require, require_b
 
 
 class Range(NamedTuple):
-    """The values that a setting may have, and the remedy that an error names."""
+    """The values that a setting may have.
+
+    Attributes
+    ----------
+    contains : callable
+        Returns whether a value is allowed.
+    remedy : str
+        What to pass instead of another value, for the error.
+    """
 
     contains: Callable[[Any], bool]
     remedy: str

@@ -105,7 +105,7 @@ AnyStep = TypeVar("AnyStep", bound=_HasNorm)
 
 @dataclass(frozen=True, slots=True)
 class SigmaRule:
-    """The rule by which σ changes. Its methods return the next σ, but `limit_step` returns the step of a larger σ.
+    """The rule by which σ changes. Its methods return the next σ; only `limit_step` returns a step.
 
     Attributes
     ----------
@@ -173,7 +173,11 @@ class SigmaRule:
         return self.bounded(min(sigma, ray.sigma_for(min(t_zero, MAX_GROWTH_FACTOR))))
 
     def after_failure(self, sigma: float) -> float:
-        """Return γσ: after a rejection by the paper's rule, of an escape step, or for lack of a finite f or ∇f."""
+        """Return γσ, at most the upper bound.
+
+        It is the next σ after a rejection by the paper's rule, a rejected escape step, or a value, gradient or product
+        that is not finite.
+        """
         return min(sigma * self.gamma, max(self.ceiling, self.sigma0))
 
     def after_negligible_step(self, sigma: float, norm_ratio: float) -> float:

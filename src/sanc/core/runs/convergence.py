@@ -25,7 +25,7 @@ _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
 _LONG_RUN_ITERATIONS = 100
-"""Iterations from which the eight gradients that a test of Hessian products needs are a small share of the run."""
+"""Iterations from which the eight gradients that a test of Hessian products needs are a small part of the run."""
 _MIN_PROBE_PRODUCTS = 10
 """Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 _PROBE_DIVISOR = 10
@@ -144,11 +144,14 @@ def limit_cause(run: Run) -> str:
 def _roundoff_ending(run: Run) -> Ending:
     """Return the ending of a stalled run whose gradient may be below its rounding error, or the error of differences.
 
-    The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
-    an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f, or its change by rounding x. With a differenced
-    gradient they may predict one. Then `error_is_negligible` decides; if it returns False, the run ends with this
-    cause.
+    - If the gradient exceeds both errors, the run ends, and no cause is known.
+    - If it does not, and the caller passed a tolerance, the run ends, and the cause names the error.
+    - If it does not, and the tolerance is the default, the point is tested again with the error as the tolerance.
+
+    The gradient counts as roundoff only if the models of the last iterations predict no decrease beyond the roundoff of
+    f, or its change by rounding x: in an ill-conditioned valley the error across it may exceed the gradient along it.
+    A differenced gradient is compared with its truncation error too, whatever the models predict. The ending then has a
+    cause, with which the run ends unless `error_is_negligible`.
     """
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
@@ -186,7 +189,7 @@ def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
 
 
 def error_is_negligible(run: Run) -> bool:
-    """Return whether the error of the gradient can change f only by a small share of the decrease of the run.
+    """Return whether the error of the gradient can change f only by a small fraction of the decrease of the run.
 
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """

@@ -37,9 +37,9 @@ def save_run(run: Run) -> dict[str, Any]:
 
 
 def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
-    """Return the continuation of a state that an earlier run passed to its callback. The whole state is checked first.
+    """Restore a state that an earlier run passed to its callback, and return the run that continues from it.
 
-    Another run is returned if the earlier one was in scaled variables.
+    The whole state is checked first. Another run is returned if the earlier one was in scaled variables.
     """
     exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:

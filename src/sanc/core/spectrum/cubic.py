@@ -111,7 +111,7 @@ class CubicStep:
     hard_case : bool
         Whether this is the hard case: a multiple of the left-most eigenvector, of either sign, is added to u.
     curvature_share : float
-        Share of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
+        Fraction of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
     sigma : float
         The cubic coefficient of the model.
     """
@@ -172,7 +172,7 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
 
 
 def _decrease_terms(c: list[float], y: list[float], values: list[float]) -> tuple[float, float]:
-    """Return cᵀy, and the share of the decrease −cᵀy − ½yᵀΛy along negative eigenvalues; NaN without a decrease."""
+    """Return cᵀy, and the fraction of the decrease −cᵀy − ½yᵀΛy along negative eigenvalues; NaN without a decrease."""
     linear_term = quadratic_term = negative_part = 0.0
     for ci, yi, value in zip(c, y, values, strict=True):
         linear, quadratic = ci * yi, value * yi * yi

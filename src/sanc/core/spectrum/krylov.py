@@ -272,7 +272,7 @@ class DiagonalBasis(ABC):
 
     @property
     def next_vector(self) -> Any:
-        """None: the space is invariant, so that Lanczos has no next vector."""
+        """Raise an error: the space is invariant, so that no vector follows."""
         raise ValueError("the space is invariant, so that no vector follows")
 
     def tridiagonal(self) -> tuple[Floats, Floats]:
