@@ -14,7 +14,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_limit
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
-from sanc.core.space import Floats, NumpySpace, Space, Vector
+from sanc.core.space import Floats, NumpySpace, Space, host_array
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 
@@ -104,7 +104,7 @@ class DenseModel(CubicModel):
         negligible = _SINGULAR_EIGENVALUE_RATIO * float(np.abs(values).max())
         if values[0] > -negligible and np.abs(values).min() <= negligible:
             return super().build_in(here, operator)  # a Krylov space has no null vectors but those in the gradient
-        projections = eigenvector_rows @ _array(here.space, here.g)
+        projections = eigenvector_rows @ host_array(here.g)
         return self.whole_space(here, operator, values, eigenvector_rows, projections)
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
@@ -116,7 +116,7 @@ class DenseModel(CubicModel):
             or here.oracle.box is not None
         ):
             return None
-        g = _array(here.space, here.g)
+        g = host_array(here.g)
         factor, info = dpotrf(matrix, lower=1)
         pivots = np.diagonal(factor)
         if info != 0 or not pivots.min() ** 2 > _SINGULAR_EIGENVALUE_RATIO * pivots.max() ** 2:
@@ -182,8 +182,3 @@ def _block(space: Space, rows: Floats) -> Any:
     if isinstance(space, NumpySpace):
         return rows.astype(space.dtype, copy=False)
     return torch.as_tensor(rows, dtype=space.dtype, device=space.device)
-
-
-def _array(space: Space, v: Vector) -> Floats:
-    """Return a vector as a float64 array on the host."""
-    return np.asarray(v if isinstance(v, np.ndarray) else space.tensor(v).cpu(), np.float64)

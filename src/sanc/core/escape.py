@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sanc.core.model import resolved_epsilon_g
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import ESCAPE_SIGN, Point
 from sanc.core.record import Branch, Note
-from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, resolved_epsilon_g, setting
 from sanc.core.space import NEAR_ZERO, Vector
 
 MAX_ESCAPE_HALVINGS = 40

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
-from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, resolved_epsilon_g, setting
 from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.spectrum import cubic
@@ -459,8 +459,3 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimi
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)
     return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
-
-
-def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:
-    """Return ε_g: the number given, or ε/4 as in the authors' program."""
-    return epsilon / 4 if epsilon_g is None else epsilon_g

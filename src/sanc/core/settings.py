@@ -60,6 +60,11 @@ class Piece:
         return {}
 
 
+def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:
+    """Return the setting ε_g of models and escape rules: the number given, or ε/4 as in the authors' program."""
+    return epsilon / 4 if epsilon_g is None else epsilon_g
+
+
 def is_user_defined(piece: object) -> bool:
     """Return whether the class of a piece is not of this package."""
     return not type(piece).__module__.startswith("sanc.")

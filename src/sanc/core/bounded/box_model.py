@@ -28,7 +28,7 @@ import numpy as np
 from sanc.core.bounded.bounds import FaceOracle
 from sanc.core.pieces import Model, Subspace
 from sanc.core.point import Point
-from sanc.core.space import Floats, Vector
+from sanc.core.space import Floats, Vector, host_array
 from sanc.core.spectrum.cubic import CubicStep, compute_spectrum
 from sanc.core.spectrum.krylov import NonFiniteProductError, StepBasis
 from sanc.core.units import Units
@@ -222,9 +222,9 @@ class BoundedSubspace:
         box = oracle.box
         projected = space.tensor(trial).clamp(box.lower, box.upper)
         quadratic = self._quadratic
-        lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
+        lower, upper = (host_array(bound - x) for bound in (box.lower, box.upper))
         model = _BoxModel(quadratic, step.sigma, lower, upper)
-        initial_step = _host(projected - x)
+        initial_step = host_array(projected - x)
         s, decrease = model.improve(initial_step) if isinstance(quadratic, _Products) else model.minimise(initial_step)
         # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
         point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
@@ -237,11 +237,6 @@ class BoundedSubspace:
 def _fields_of(step: CubicStep) -> dict[str, Any]:
     """Return the fields that every cubic step has."""
     return {item.name: getattr(step, item.name) for item in fields(CubicStep)}
-
-
-def _host(array: Any) -> Floats:
-    """Return a tensor or array as a float64 array on the host."""
-    return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +264,17 @@ class _Quadratic:
     def from_basis(cls, here: Point, basis: StepBasis) -> _Quadratic:
         """Return the quadratic model in the basis of a subspace."""
         space, (diagonal, off_diagonal) = here.space, basis.tridiagonal()
-        rows, shift = _host(basis.basis), 0.0
+        rows, shift = host_array(basis.basis), 0.0
         if len(rows) < space.dim:
             shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
         if basis.last_beta > 0.0:
             # B is known on Q only. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.
-            rows = np.vstack([rows, _host(basis.next_vector)])
+            rows = np.vstack([rows, host_array(basis.next_vector)])
             diagonal = np.append(diagonal, max(basis.schur_complement, shift))
             off_diagonal = np.append(off_diagonal, basis.last_beta)
         coefficients = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        return cls(_host(space.tensor(here.g)), rows, coefficients, shift)
+        return cls(host_array(here.g), rows, coefficients, shift)
 
     def multiply(self, v: Floats) -> Floats:
         """Return B̂v."""
@@ -292,14 +287,14 @@ class _Products:
 
     def __init__(self, here: Point) -> None:
         self._here = here
-        self.g = _host(here.space.tensor(here.g))
+        self.g = host_array(here.g)
 
     def multiply(self, v: Floats) -> Floats:
         """Return Bv."""
         oracle, space = self._here.oracle, self._here.space
         operator = oracle.hessian(self._here.x)
         try:
-            product = _host(space.tensor(operator(space.vector(space.tensor(self._here.x).new_tensor(v)))))
+            product = host_array(operator(space.vector(space.tensor(self._here.x).new_tensor(v))))
         finally:
             operator.release()
         if not np.isfinite(product).all():
