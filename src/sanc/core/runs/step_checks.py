@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note, Record
 from sanc.core.runs import consistency
+from sanc.core.runs.consistency import Defect
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.space import Vector
 
@@ -88,32 +89,33 @@ class StepMonitor:
         """Return the monitor after a step of an exact objective, and the ending that the step causes."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
             return self, CONTINUE
-        monitor, cause = self._compare_gradient(oracle, step, first_length_scale)
+        monitor, defect = self._compare_gradient(oracle, step, first_length_scale)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
-        if checks_symmetry and not cause:
-            cause = consistency.find_asymmetry(oracle, step.after)
-        if cause:
-            return monitor, Ending(Status.INCONSISTENT, cause)
+        if checks_symmetry and defect is None:
+            defect = consistency.find_asymmetry(oracle, step.after)
+        if defect is not None:
+            return monitor, Ending(Status.INCONSISTENT, defect.sentence)
         if step.stays and not monitor.noise_checked:
-            cause = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
-            monitor = replace(monitor, noise_checked=True, noise_found=bool(cause))
-        return monitor, Ending(Status.STALLED, cause) if cause else CONTINUE
+            defect = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
+            monitor = replace(monitor, noise_checked=True, noise_found=defect is not None)
+        return monitor, CONTINUE if defect is None else Ending(Status.STALLED, defect.sentence)
 
-    def _compare_gradient(self, oracle: Oracle, step: MadeStep, first_length_scale: float) -> tuple[StepMonitor, str]:
-        """Return the monitor after a comparison of the step with its gradients, and how f contradicts the gradient.
+    def _compare_gradient(
+        self, oracle: Oracle, step: MadeStep, first_length_scale: float
+    ) -> tuple[StepMonitor, Defect | None]:
+        """Return the monitor after a comparison of the step with its gradients, and the defect of the gradient.
 
-        Differences of f, which cost evaluations, are computed after some mismatches only. The sentence is empty if
-        there is no contradiction.
+        Differences of f, which cost evaluations, are computed after some mismatches only.
         """
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
-            return self, ""
+            return self, None
         if not (step.stays or _is_mismatch(oracle, step)):
-            return self, ""
+            return self, None
         monitor = replace(self, mismatches=self.mismatches + 1)
         if not step.stays and monitor.mismatches <= _MAX_MISMATCHES:
-            return monitor, ""
-        cause = consistency.find_wrong_gradient(oracle, step.after, first_length_scale)
-        return replace(monitor, gradient_verified=not cause), cause
+            return monitor, None
+        defect = consistency.find_wrong_gradient(oracle, step.after, first_length_scale)
+        return replace(monitor, gradient_verified=defect is None), defect
 
 
 def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:
