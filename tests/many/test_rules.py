@@ -15,7 +15,7 @@ from sanc.core.bounded.box_model import _BoxModel, _Quadratic
 from sanc.core.escape import choose_branch
 from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.record import Branch
-from sanc.core.runs.consistency import estimate_gradient_rounding
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.runs.saddle import _lower_point
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.spectrum import cubic as core_cubic

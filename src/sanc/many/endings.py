@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.runs.consistency import (
+from sanc.core.runs.noise_estimates import (
     DIFFERENCE_VARIANCE,
     MIN_SCALE_FRACTION,
     NOISE_DIFFERENCE_ORDER,

@@ -13,6 +13,7 @@ import sanc
 from sanc import Status
 from sanc.core.runs import consistency
 from sanc.core.runs.consistency import DefectKind
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.spectrum.product_errors import measure_nonlinearity
 from sanc.functions.oracle import CallableOracle
 
@@ -202,7 +203,7 @@ def test_rounding_of_a_gradient_against_exact_arithmetic():
         error = np.linalg.norm((given["jac"](x) - 2 * wide.T @ (wide @ x - y)).astype(float))
         for constant in (0.0, 1e40):
             oracle = CallableOracle(lambda x, A=A, y=y, c=constant: float(((A @ x - y) ** 2).sum()) + c, x, **given)
-            assert error < consistency.estimate_gradient_rounding(oracle, x, 1.0) < 1e3 * error
+            assert error < estimate_gradient_rounding(oracle, x, 1.0) < 1e3 * error
 
 
 @pytest.mark.parametrize("n", [4, 30])

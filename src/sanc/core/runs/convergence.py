@@ -14,6 +14,7 @@ import numpy as np
 from sanc.core.record import Branch, Note
 from sanc.core.runs import consistency
 from sanc.core.runs.consistency import Defect
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.runs.run import Run
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import CONTINUE, Ending, Status
@@ -158,7 +159,7 @@ def _roundoff_ending(run: Run) -> Ending:
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
     with oracle.uncounted():
-        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
+        error, truncation = estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
         by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
         predicts_none = all(
             record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
