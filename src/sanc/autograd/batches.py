@@ -234,7 +234,7 @@ class ThreeSamples:
         self._device = torch.device(device) if device is not None else None
 
     def draw(self) -> tuple[Any, Any, Any]:
-        """Return the next three batches."""
+        """Draw the next three batches, and return them."""
         rng = np.random.default_rng((self.seed, self.draws))
         batches = [self._fetch(rng.choice(self._n, size, replace=False)) for size in self.sizes]
         self.draws += 1

@@ -125,7 +125,7 @@ class AutogradOracle(ClosurePasses):
     # Points.
 
     def start(self) -> Tensor:
-        """Return the values of the leaves as a new flat vector, the current point."""
+        """Read the leaves into a new flat vector, which becomes the loaded point, and return it."""
         self._loaded = self.leaves.read()
         return self._loaded
 
@@ -212,7 +212,10 @@ class AutogradOracle(ClosurePasses):
         return self._values.setdefault(self.samples[0], RecentCache()).put(x, float(unread)), g
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        """Return f(x) and ∇f(x) on the gradient sample, as tensors on the device, without synchronising it."""
+        """Make the gradient pass. Return f(x) and ∇f(x) as tensors on the device, without synchronising it.
+
+        The first pass since the samples were bound counts as training, and keeps `raw_loss` and `trained_buffers`.
+        """
         sample, hessian, _ = self.samples
         double_backward = self.hvp in ("auto", "double-backward")
         keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
@@ -285,7 +288,10 @@ class AutogradOracle(ClosurePasses):
             self.trained_buffers.restore()
 
     def _loss_and_gradient(self, x: Tensor, sample: Sample, keep_graph: bool) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient of a sample, without decay; `keep_graph` needs a sample of one part."""
+        """Run the passes of a sample. Return its loss and gradient, without decay, and keep which leaves they reach.
+
+        `keep_graph`, which needs a sample of one part, keeps the graph of the gradient too.
+        """
         total: Any = None
         g: Tensor | None = None
         self.reached = [False] * len(self.leaves.tensors)

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.pieces import Decision, Subspace, required_members
+from sanc.core.piece_checks import checked_subspace, completed_decision, description_of_x, is_like_x
+from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error
@@ -27,10 +27,8 @@ from sanc.core.space import Vector
 from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
-from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
+from sanc.errors import ArgumentTypeError, NonFiniteStartError, shown
 
-_SUBSPACES: WeakSet[type] = WeakSet()
-"""Types of subspaces that have all members of the protocol."""
 _VECTOR_PREFIX = "acceptance_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
@@ -195,7 +193,7 @@ class Iteration:
                 return self._after_failure(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
-                subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
+                subspace = checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
                 progress = _Progress(here, sigma, subspace=subspace)
@@ -205,7 +203,7 @@ class Iteration:
                 return progress
             sigma = progress.sigma
             decision = self.method.escape(here, progress.subspace, sigma, model_proposes=model.proposes)  # 2.6  x + d
-            decision = _completed(here, "escape", self.method.escape, decision, Branch.GRADIENT)
+            decision = completed_decision(here, "escape", self.method.escape, decision, Branch.GRADIENT)
             keeps_note = decision.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else decision.note or progress.note
             return progress._replace(sigma=decision.sigma, decision=decision, note=note)
@@ -256,7 +254,7 @@ class Iteration:
         except NonFiniteValueError as error:
             failed = self._after_failure(progress._replace(step=step), str(error), error.value)
             return failed._replace(skips_escape=True), None
-        decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
+        decision = completed_decision(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
         trial_count, note = trial_count + decision.trials, decision.note or progress.note
@@ -293,10 +291,10 @@ class Iteration:
         entries = decision.acceptance_state.items()
         checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in entries}
         for name, entry in checked.items():
-            if not (isinstance(entry, float) or _is_like_x(here, entry)):
+            if not (isinstance(entry, float) or is_like_x(here, entry)):
                 raise ArgumentTypeError(
                     f"acceptance_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: "
-                    f"pass a number, or {_like_x(here)}."
+                    f"pass a number, or {description_of_x(here)}."
                 )
         return checked
 
@@ -402,68 +400,6 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
         units = here.measure_units(subspace.hessian_norm)
         sigma = here.sigma_rule.first_sigma(sigma, units)
     return here if units is here.units else replace(here, units=units), sigma
-
-
-def _is_like_x(here: Point, entry: Any) -> bool:
-    """Return whether an object is a vector of the type and shape of x."""
-    x: Any = here.x
-    return isinstance(entry, type(x)) and entry.shape == x.shape
-
-
-def _like_x(here: Point) -> str:
-    """Return what such a vector is, for a message."""
-    shape = tuple(here.space.tensor(here.x).shape)
-    return f"a vector like x, which is {type(here.x).__name__} of shape {shape}"
-
-
-def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | None:
-    """Return what a model has built; raise an error if it is no subspace. Each type is checked once."""
-    if subspace is None or type(subspace) in _SUBSPACES:
-        return subspace
-    members = dir(subspace)  # which evaluates no property
-    missing = [name for name in required_members(Subspace) if name not in members and not hasattr(subspace, name)]
-    if missing:
-        raise ArgumentTypeError(
-            f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}, which has no "
-            f"{', '.join(missing)}: return an object with the members of sanc.extend.Subspace, or None."
-        )
-    _SUBSPACES.add(type(subspace))
-    return subspace
-
-
-def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
-    """Check the decision of an acceptance or escape rule, and return it with a branch and a step norm.
-
-    They are added if the decision moves without them; `branch` is the one to add.
-    """
-    if not isinstance(decision, Decision):
-        raise ArgumentTypeError(
-            f"{name} = {shown(rule)} cannot be used, since it returned {shown(decision)}: return a sanc.Decision."
-        )
-    if not 0.0 <= decision.sigma < math.inf:
-        raise ArgumentError(
-            f"{name} = {shown(rule)} cannot be used, since it returned sigma = {decision.sigma!r}: return a finite "
-            "number that is not negative, for example from here.sigma_rule."
-        )
-    if decision.point is None:
-        return decision
-    if not _is_like_x(here, decision.point):
-        raise ArgumentTypeError(
-            f"{name} = {shown(rule)} cannot be used, since it returned point = {shown(decision.point)}: return "
-            f"{_like_x(here)}."
-        )
-    if not here.oracle.is_inside(decision.point):
-        raise ArgumentError(
-            f"{name} = {shown(rule)} cannot be used, since it returned a point outside the bounds: form it with "
-            "here.oracle.move(x, d), which projects x + d."
-        )
-    if decision.branch is not Branch.STAYED and decision.step_norm > 0.0:
-        return decision
-    return replace(
-        decision,
-        branch=branch if decision.branch is Branch.STAYED else decision.branch,
-        step_norm=decision.step_norm or here.space.norm(decision.point - here.x),
-    )
 
 
 def _parse_acceptance_numbers(where: str, numbers: Any) -> dict[str, float]:

@@ -137,7 +137,7 @@ class CallableOracle(Oracle):
         return CallableOperator(self, x)
 
     def smallest_scale(self, x: Vector) -> float:
-        """Return the smallest scale of x that difference steps follow; 1 if x was zero at all points.
+        """Record the scale of x. Return the smallest one that difference steps follow; 1 if x was zero at all points.
 
         The steps follow the root mean square of x, but not below `_MIN_SCALE_RATIO` times its largest value of the run.
         An x that tends to zero would otherwise have steps below the scale on which f changes.

@@ -97,7 +97,7 @@ class ParameterDigests:
         self.changed = True
 
     def update(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-        """Return the digests of the trainable parameters, with their shapes, and of the options of the groups."""
+        """Compute the digests of trainable parameters and of options again if these have changed, and return both."""
         options = _group_options(groups)
         parameters = [
             [(tuple(p.shape), p.dtype, p.device.type, p.layout, _takes_part(group, p)) for p in group["params"]]
