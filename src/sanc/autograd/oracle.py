@@ -124,7 +124,7 @@ class AutogradOracle(ClosurePasses):
 
     # Points.
 
-    def start(self) -> Tensor:
+    def read_point(self) -> Tensor:
         """Read the leaves into a new flat vector, which becomes the loaded point, and return it."""
         self._loaded = self.leaves.read()
         return self._loaded

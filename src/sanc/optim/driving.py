@@ -257,7 +257,7 @@ class Driver:
 
     def _iterate(self, oracle: AutogradOracle) -> Tensor:
         """Make one iteration and return the loss; after an exception nothing has changed."""
-        x = point = oracle.start()
+        x = point = oracle.read_point()
         iteration, last_leaves = self.iteration, self.last_leaves
         meter, snapshot, style_and_hvp = replace(self.meter), iteration.snapshot(), (self.oracle.style, self.oracle.hvp)
         masters = self.masters.values
