@@ -132,6 +132,23 @@ class Run:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length_scale or 1.0
 
+    @property
+    def has_measured_sigma(self) -> bool:
+        """Whether the initial σ was measured at the first point, and not given."""
+        return self.iteration.method.initial_sigma_rule.measures_sigma0
+
+    @property
+    def can_scale_variables(self) -> bool:
+        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
+        is_free = self.oracle.exact and self.box is None
+        return self.has_measured_sigma and self.needs_products and is_free
+
+    @property
+    def variable_scaling_is_due(self) -> bool:
+        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
+        iterations = self.iterations
+        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
+
     # Changes of the run.
 
     def start_clock(self, clock: Callable[[], float]) -> None:
@@ -242,23 +259,6 @@ class Run:
                 iteration.restore(iteration.numbers(), compressed, iteration.tensors())
         face.keep(self.x, full_x)
 
-    @property
-    def has_measured_sigma(self) -> bool:
-        """Whether the initial σ was measured at the first point, and not given."""
-        return self.iteration.method.initial_sigma_rule.measures_sigma0
-
-    @property
-    def can_scale_variables(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
-        is_free = self.oracle.exact and self.box is None
-        return self.has_measured_sigma and self.needs_products and is_free
-
-    @property
-    def variable_scaling_is_due(self) -> bool:
-        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
-        iterations = self.iterations
-        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
-
     def before_iteration(self) -> None:
         """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""
 
@@ -288,7 +288,7 @@ class Run:
 
     @property
     def full_x(self) -> Vector:
-        """The current point with all variables of the caller; `x` has those of the oracle."""
+        """The current point with all its variables, also those that a face holds; `x` has those of the oracle."""
         return self.oracle.full_point(self.x)
 
     def full_vectors(self) -> dict[str, Any]:
