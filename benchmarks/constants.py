@@ -94,12 +94,12 @@ DIAGNOSIS: Mapping[str, Sequence[float]] = {
     "core.runs.consistency._MIN_DERIVATIVE_RATIO": (2.0, 100.0),
     "core.runs.consistency._ROUNDOFF_MARGIN": (10.0, 1e4),
     "core.spectrum.product_errors.ASYMMETRY_FACTOR, core.spectrum.monitored_lanczos.ASYMMETRY_FACTOR": (2.0, 100.0),
-    "core.runs.consistency.NOISE_SPACING": (100.0, 1e4),
-    "core.runs.consistency.MIN_SCALE_FRACTION": (1e-3, 0.1),
-    "core.runs.consistency._POINT_ROUNDING_FRACTION": (0.01, 0.4),
+    "core.runs.noise_estimates.NOISE_SPACING": (100.0, 1e4),
+    "core.runs.noise_estimates.MIN_SCALE_FRACTION": (1e-3, 0.1),
+    "core.runs.noise_estimates._POINT_ROUNDING_FRACTION": (0.01, 0.4),
     "functions.differences._GROWTH_MARGIN": (1.1, 4.0),
     "core.runs.consistency._MIN_RELIABLE_ERRORS": (1.0, 20.0),
-    "core.runs.consistency._MIN_REPORTED_NOISE": (3.0, 1e4),
+    "core.runs.noise_estimates.MIN_REPORTED_NOISE": (3.0, 1e4),
     "core.runs.consistency.MAX_NOISE": (1e3, 1e9),
 }
 """Constants that decide whether f, its gradient and its Hessian products are consistent."""

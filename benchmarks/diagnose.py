@@ -117,7 +117,7 @@ def bind(model: nn.Module, data: Batches) -> tuple[AutogradOracle, Tensor]:
 
     sample = Sample("loss", [(len(y) / rows, closure(x, y)) for x, y in data], rows, 0)
     oracle.bind(sample, sample, sample)
-    return oracle, oracle.start()
+    return oracle, oracle.read_point()
 
 
 def bare_products(truth: Extremes) -> int:

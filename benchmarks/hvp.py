@@ -41,7 +41,7 @@ def products(network: Network, mode: HvpMode, v: Tensor) -> Callable[[], list[An
 
     def call() -> list[Any]:
         oracle.bind(sample, sample, sample)
-        operator = oracle.hessian(oracle.start())
+        operator = oracle.hessian(oracle.read_point())
         return [operator(v) for _ in range(PRODUCTS)]
 
     return call

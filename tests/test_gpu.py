@@ -68,7 +68,7 @@ def test_products_agree_with_the_dense_hessian(hvp, kind):
     sample = Sample("closure", [(1.0, loss_of(model, x, y))], len(x), 3)
     oracle = AutogradOracle(Leaves(params, [0.0] * len(params)), hvp=hvp)
     oracle.bind(sample, sample, sample)
-    point = oracle.start()
+    point = oracle.read_point()
     oracle.gradient(point)
     operator = oracle.hessian(point)
     v = torch.randn(len(point), device=CUDA, dtype=torch.float64)

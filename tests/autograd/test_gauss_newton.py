@@ -49,7 +49,7 @@ def test_products_are_those_of_the_dense_matrix(name, microbatch):
     oracle = AutogradOracle(Leaves(list(model.parameters()), [0.0] * 4), hvp="gauss-newton")
     sample = Sample("closure", batch.parts(microbatch), len(batch), None)
     oracle.bind(sample, sample, sample)
-    operator = oracle.hessian(oracle.start())
+    operator = oracle.hessian(oracle.read_point())
     matrix = torch.stack([operator(column) for column in torch.eye(len(expected)).double()])
     assert torch.allclose(matrix, expected, rtol=1e-10, atol=1e-12)
     assert float(torch.linalg.eigvalsh(expected)[0]) > -1e-12
@@ -65,7 +65,7 @@ def test_weight_decay_is_added_and_dropout_draws_the_same_masks():
     oracle = AutogradOracle(leaves, hvp="gauss-newton")
     sample = Sample("closure", batch.parts(None), len(batch), 3)
     oracle.bind(sample, sample, sample)
-    point = oracle.start()
+    point = oracle.read_point()
     v = torch.ones_like(point)
     first = oracle.hessian(point)(v)
     assert torch.equal(first, oracle.hessian(point)(v))

@@ -92,7 +92,7 @@ def test_products_agree_with_the_dense_hessian(hvp, build, decay):
     model, x = model.double(), x.double()
     H, gradient = dense_hessian(model, x, y, decay)
     oracle = oracle_for(model, x, y, hvp, decay)
-    point = oracle.start()
+    point = oracle.read_point()
     before = point.clone()
     _, g = oracle.gradient(point)
     assert torch.allclose(g, gradient, atol=1e-12)
@@ -127,7 +127,7 @@ def test_activations_may_be_recomputed_in_the_backward_pass(shared):
     for closure in (plain, checkpointed):
         sample = Sample("closure", [(1.0, closure)], 20, seed=5)
         oracle = bound(params, sample, hvp="double-backward")
-        point = oracle.start()
+        point = oracle.read_point()
         if shared:
             oracle.gradient(point)
         operator = oracle.hessian(point)
@@ -141,7 +141,7 @@ def test_hooks_of_parameters_run_in_every_product():
     seen = []
     handle = next(model.parameters()).register_hook(lambda g: seen.append(g) or 2.0 * g)
     oracle = oracle_for(model, x, y, "double-backward")
-    point = oracle.start()
+    point = oracle.read_point()
     operator = oracle.hessian(point)
     twice, count = operator(torch.ones_like(point)), len(seen)
     handle.remove()
@@ -160,7 +160,7 @@ def test_products_of_weighted_parts_sum_to_the_product_of_the_whole(hvp):
         (7 / 12, lambda: nn.functional.cross_entropy(model(x[5:]), y[5:])),
     ]
     oracle = oracle_for(model, x, y, hvp, parts=parts)
-    point = oracle.start()
+    point = oracle.read_point()
     v = torch.randn(len(point), dtype=torch.float64)
     assert torch.allclose(oracle.hessian(point)(v), H @ v, atol=TOLERANCE[hvp])
 
@@ -171,7 +171,7 @@ def test_dropout_is_the_same_in_every_product(hvp):
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3)).double()
     x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
     oracle = oracle_for(model, x, y, hvp)
-    point = oracle.start()
+    point = oracle.read_point()
     operator = oracle.hessian(point)
     u, v = torch.randn(2, len(point), dtype=torch.float64)
     assert float(u @ operator(v)) == pytest.approx(float(v @ operator(u)), rel=1e-6)
@@ -184,7 +184,7 @@ def test_products_are_zero_for_parameters_in_which_the_loss_is_linear():
         closure = lambda: (w**2).sum() + 3 * b.sum()
         sample = Sample("closure", [(1.0, closure)], 1, None)
         oracle = bound([w, b], sample, hvp=hvp)
-        point = oracle.start()
+        point = oracle.read_point()
         oracle.gradient(point)
         product = oracle.hessian(point)(torch.ones(5, dtype=torch.float64))
         assert torch.allclose(product, torch.tensor([2.0, 2, 2, 0, 0], dtype=torch.float64), atol=1e-6)

@@ -23,8 +23,8 @@ class Recorded(sanc.RatioTest):
 
     calls: list  # of (point, step, trial point, decision)
 
-    def __call__(self, here, subspace, step, trial, trials):
-        decision = super().__call__(here, subspace, step, trial, trials)
+    def __call__(self, here, subspace, step, trial, trial_count):
+        decision = super().__call__(here, subspace, step, trial, trial_count)
         self.calls.append((here, step, trial, decision))
         return decision
 

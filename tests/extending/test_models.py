@@ -223,14 +223,14 @@ def test_truncated_steps_of_any_model_have_the_predicted_decrease_of_a_quadratic
     seen = []
 
     class Watched(sanc.RatioTest):
-        def __call__(self, here, subspace, step, trial, trials):
+        def __call__(self, here, subspace, step, trial, trial_count):
             if isinstance(step, BoxStep) and step.truncated:
                 actual = here.objective - here.evaluate(trial)
                 assert here.oracle.box.contains(torch.as_tensor(trial)) and step.decrease > 0.0
                 assert step.norm == pytest.approx(np.linalg.norm(trial - here.x))
                 assert actual - step.decrease == pytest.approx(step.sigma / 3 * step.norm**3, rel=1e-6, abs=1e-12)
                 seen.append(step)
-            return super().__call__(here, subspace, step, trial, trials)
+            return super().__call__(here, subspace, step, trial, trial_count)
 
     method = sanc.Method(name="own", model=build(pieces), acceptance=Watched(), escape=sanc.CheckedEscape())
     bounds = scipy.optimize.Bounds([-1.0, -0.5, -0.1], [0.7, 1.0, 0.05])

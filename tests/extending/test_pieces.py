@@ -56,7 +56,7 @@ class Lenient:
     gamma: float = 3.0
     window: int = 5
 
-    def __call__(self, here, subspace, step, trial, trials):
+    def __call__(self, here, subspace, step, trial, trial_count):
         return sanc.Decision(here.sigma_rule.after_failure(step.sigma))
 
 

@@ -50,9 +50,11 @@ class Remembers(sanc.RatioTest):
 
     entry: object = 0.0
 
-    def __call__(self, here, subspace, step, trial, trials):
+    def __call__(self, here, subspace, step, trial, trial_count):
         assert all(type(entry) is float and entry == self.entry for entry in here.state.acceptance_state.values())
-        return replace(super().__call__(here, subspace, step, trial, trials), acceptance_state={"entry": self.entry})
+        return replace(
+            super().__call__(here, subspace, step, trial, trial_count), acceptance_state={"entry": self.entry}
+        )
 
 
 @pytest.mark.parametrize("entry", [3, True, np.float32(0.1), np.int64(2), Fraction(1, 2)], ids=repr)
@@ -150,7 +152,7 @@ def test_an_escape_rule_decides_what_follows_a_rejection():
     [
         (
             {"acceptance": sanc.CheckedEscape()},
-            r"acceptance\(here, subspace, step, trial, trials\).*sanc.RatioTest\(\)",
+            r"acceptance\(here, subspace, step, trial, trial_count\).*sanc.RatioTest\(\)",
         ),
         ({"acceptance": lambda here, step: None}, "too many positional arguments.*RatioTest"),
     ],
@@ -185,7 +187,7 @@ def test_an_escape_rule_without_its_keyword_is_named_before_the_run():
     ],
 )
 def test_what_a_rule_may_not_return_is_named(change, match):
-    def rule(here, subspace, step, trial, trials):
+    def rule(here, subspace, step, trial, trial_count):
         return sanc.Decision(**({"sigma": 1.0, "point": trial} | change))
 
     with pytest.raises(sanc.SancError, match=match):
@@ -196,8 +198,8 @@ def test_what_a_rule_may_not_return_is_named(change, match):
 class RemembersPoint(sanc.RatioTest):
     """Saves the last trial point and a count."""
 
-    def __call__(self, here, subspace, step, trial, trials):
-        decision = super().__call__(here, subspace, step, trial, trials)
+    def __call__(self, here, subspace, step, trial, trial_count):
+        decision = super().__call__(here, subspace, step, trial, trial_count)
         count = here.state.acceptance_state.get("count", 0.0)
         return replace(decision, acceptance_state={"last": trial, "count": count + 1.0})
 
@@ -240,8 +242,8 @@ def test_vectors_of_a_rule_are_saved_by_runs_on_samples(pieces):
 
 @dataclass(frozen=True, kw_only=True)
 class Jumps(sanc.RatioTest):
-    def __call__(self, here, subspace, step, trial, trials):
-        decision = super().__call__(here, subspace, step, trial, trials)
+    def __call__(self, here, subspace, step, trial, trial_count):
+        decision = super().__call__(here, subspace, step, trial, trial_count)
         return decision if decision.point is None else replace(decision, point=trial + 10.0)
 
 

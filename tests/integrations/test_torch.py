@@ -132,7 +132,7 @@ def test_products_of_compiled_code_are_exact(how, hvp):
     oracle = AutogradOracle(leaves, hvp=hvp)
     sample = Sample("closure", [(1.0, lambda: (model(x) - y).square().mean())], 1, None)
     oracle.bind(sample, sample, sample)
-    here = oracle.start()
+    here = oracle.read_point()
     v = torch.randn(len(here), generator=torch.Generator().manual_seed(3))
     oracle.gradient(here)
     for _ in range(2):

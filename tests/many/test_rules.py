@@ -15,7 +15,7 @@ from sanc.core.bounded.box_model import _BoxModel, _Quadratic
 from sanc.core.escape import choose_branch
 from sanc.core.ratio import TrialOutcome, Verdict, classify, ratio
 from sanc.core.record import Branch
-from sanc.core.runs.consistency import estimate_gradient_rounding
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.runs.saddle import _lower_point
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.spectrum import cubic as core_cubic
@@ -202,7 +202,7 @@ def test_iterations_without_progress_are_counted_as_by_the_core():
                 grad_norm=norms[row, k], branch=branch, value=1.0, note="", trial_value=new_values[row, k],
                 model_decrease=predicted[row, k], step_norm=1.0,
             )  # fmt: skip
-            monitor.update(record, eps, rejection_counts=True)
+            monitors[row] = monitor.after(record, eps, rejection_counts=True)
     assert counts.tolist() == [monitor.count for monitor in monitors]
     assert len(set(counts.tolist())) > 2
     same(best, [monitor.best_grad_norm for monitor in monitors])

@@ -370,9 +370,9 @@ LONGER_STEPS = []
 
 
 class CountsLongerSteps(KrylovSubspace):
-    def longer_step(self, here, sigma, trials):
+    def longer_step(self, here, sigma, trial_count):
         LONGER_STEPS.append(sigma)
-        return super().longer_step(here, sigma, trials)
+        return super().longer_step(here, sigma, trial_count)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Batch:
         )
 
     def _reject_ignored_targets(self, weighted: str, parts: Sequence[Batch] = ()) -> None:
-        """Raise if rows are the weights and targets may be ignored; accept parts that all have the same share of these.
+        """Raise if rows are the weights and targets may be ignored; accept parts with equal fractions of these.
 
         `weighted` names what the weights belong to.
         """
@@ -145,8 +145,8 @@ class Batch:
             not_targets = tensor.is_floating_point() or tensor.is_complex()
             if self.weight is not None or not_targets or not bool((tensor == _IGNORED_TARGET).any()):
                 continue
-            shares = {float((part.tensors[position] == _IGNORED_TARGET).double().mean()) for part in parts}
-            if len(shares) != 1:
+            fractions = {float((part.tensors[position] == _IGNORED_TARGET).double().mean()) for part in parts}
+            if len(fractions) != 1:
                 raise ArgumentError(
                     f"tensors[{position}] holds {_IGNORED_TARGET}, which torch's losses ignore by default, so the "
                     f"rows of {weighted} are not its weight: pass weight=lambda *tensors: "
@@ -234,7 +234,7 @@ class ThreeSamples:
         self._device = torch.device(device) if device is not None else None
 
     def draw(self) -> tuple[Any, Any, Any]:
-        """Return the next three batches."""
+        """Draw the next three batches, and return them."""
         rng = np.random.default_rng((self.seed, self.draws))
         batches = [self._fetch(rng.choice(self._n, size, replace=False)) for size in self.sizes]
         self.draws += 1

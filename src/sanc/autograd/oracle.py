@@ -6,65 +6,44 @@ vectors. Only `load` writes a point into the leaves.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sanc.autograd import internals
-from sanc.autograd.batches import Batch
-from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RepeatableBuffers, RestoredBuffers
-from sanc.autograd.closures import call_closure, checked_loss, explained_error
-from sanc.autograd.generators import seed_all
-from sanc.autograd.guards import donates_buffers, uncompiled
+from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RestoredBuffers
 from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
-from sanc.autograd.precision import callers_precision
-from sanc.autograd.products import (
-    COMPILED,
-    HVP_MODES,
-    OPERATORS,
-    OptimizerHvpMode,
-    OutputGraph,
-    no_second_derivative,
-)
-from sanc.autograd.randomness import current_step
+from sanc.autograd.passes import ClosurePasses
+from sanc.autograd.products import HVP_MODES, OPERATORS, OptimizerHvpMode
 from sanc.core.caching import RecentCache
-from sanc.core.interrupts import interruptible
 from sanc.core.meter import Meter
-from sanc.core.oracle import Operator, Oracle
+from sanc.core.oracle import Operator
 from sanc.core.saved import state_error
 from sanc.core.space import Space
-from sanc.errors import ArgumentError, SecondDerivativeError, warn
+from sanc.errors import SecondDerivativeError, warn
 
 MAX_OVERFLOW_CALLS = 64
 """How often to call a closure whose scaled gradients overflow before the first step. A gradient scaler halves its scale
 after each overflow, so 64 calls lower it by a factor of 2^64."""
 
-_Result = TypeVar("_Result", bound=tuple[Any, ...])
 
-
-class AutogradOracle(Oracle):
+class AutogradOracle(ClosurePasses):
     """f, g and Hv of closures over leaf tensors.
 
     Attributes
     ----------
-    space, meter, exact, hvp
+    space, meter, exact
         As in `Oracle`.
-    leaves : Leaves
-        The layout of the leaf tensors in the flat vectors.
+    leaves, hvp, style
+        As in `ClosurePasses`.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     reached : list of bool
         Which leaves the loss of the last gradient pass depends on.
     trained_buffers : Buffers or None
         The buffers of modules before the first gradient pass, the only one that counts as training.
-    style : str
-        "backward" if closures call backward() themselves, "loss" if they do not, "gradients" if steps have no closure,
-        empty before the first step.
     is_unused : bool
         Whether nothing was evaluated yet.
     loss_differentiates : bool
@@ -80,22 +59,16 @@ class AutogradOracle(Oracle):
     def __init__(
         self, leaves: Leaves, *, hvp: OptimizerHvpMode = "auto", meter: Meter | None = None, exact: bool = False
     ) -> None:
-        self.leaves = leaves
+        super().__init__(leaves, hvp)
         self.space: Space = leaves.space()
         self.meter = meter or Meter()
         self.exact = exact
-        self.hvp: str = hvp
         self._samples: tuple[Sample, Sample, Sample] | None = None
-        self._inspected = False  # whether a graph was searched for once-differentiable functions
-        self.style = ""
         self.loss_differentiates = False
-        self._products = True  # whether the iteration computes Hessian products
-        self._avoids_compiled = False  # whether compiled code was found that cannot be differentiated twice
         self.is_unused = True
         self.reached = [False] * len(leaves.tensors)
         self.module_calls = 0
         self.usual_module_calls = 0
-        self._owners: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with buffers that ran before
         self.unbind()
 
     def bind(self, gradient: Sample, hessian: Sample, objective: Sample) -> None:
@@ -151,8 +124,8 @@ class AutogradOracle(Oracle):
 
     # Points.
 
-    def start(self) -> Tensor:
-        """Return the values of the leaves as a new flat vector, the current point."""
+    def read_point(self) -> Tensor:
+        """Read the leaves into a new flat vector, which becomes the loaded point, and return it."""
         self._loaded = self.leaves.read()
         return self._loaded
 
@@ -239,7 +212,10 @@ class AutogradOracle(Oracle):
         return self._values.setdefault(self.samples[0], RecentCache()).put(x, float(unread)), g
 
     def unread_gradient(self, x: Any) -> tuple[Any, Tensor]:
-        """Return f(x) and ∇f(x) on the gradient sample, as tensors on the device, without synchronising it."""
+        """Make the gradient pass. Return f(x) and ∇f(x) as tensors on the device, without synchronising it.
+
+        The first pass since the samples were bound counts as training, and keeps `raw_loss` and `trained_buffers`.
+        """
         sample, hessian, _ = self.samples
         double_backward = self.hvp in ("auto", "double-backward")
         keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
@@ -312,7 +288,10 @@ class AutogradOracle(Oracle):
             self.trained_buffers.restore()
 
     def _loss_and_gradient(self, x: Tensor, sample: Sample, keep_graph: bool) -> tuple[Tensor, Tensor]:
-        """Return loss and gradient of a sample, without decay; `keep_graph` needs a sample of one part."""
+        """Run the passes of a sample. Return its loss and gradient, without decay, and keep which leaves they reach.
+
+        `keep_graph`, which needs a sample of one part, keeps the graph of the gradient too.
+        """
         total: Any = None
         g: Tensor | None = None
         self.reached = [False] * len(self.leaves.tensors)
@@ -327,171 +306,10 @@ class AutogradOracle(Oracle):
         assert g is not None
         return total, g
 
-    def passes(
-        self, sample: Sample, *, create_graph: bool = False, once: bool = False
-    ) -> Iterator[tuple[float, Tensor, Grads]]:
-        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves.
-
-        Each closure is called once if `once`; otherwise perhaps again, to find out whether it draws random numbers.
-        """
-        self._seed(sample)
-        for weight, closure in sample.parts:
-            evaluate_part = partial(self._pass, closure, sample.name, create_graph)
-            if once:
-                loss, grads = evaluate_part()
-            else:
-                loss, grads = self._repeatable(evaluate_part, sample, f"gradient of {sample.name}")
-            yield weight, loss, grads
-            del grads  # this variable would keep the graph of the last part alive
-
-    def _pass(self, closure: Closure, name: str, create_graph: bool) -> tuple[Tensor, Grads]:
-        """Return the loss of a closure and its gradient with respect to each leaf."""
-        with self._compilation(create_graph):
-            loss = self._loss(closure, name)
-            if self.style == "backward":
-                return loss, self._pop_grads()
-            grads = self.differentiate(loss, create_graph)
-        if all(grad is None for grad in grads):
-            raise ArgumentError(
-                f"{name} returned a loss that reaches none of this optimiser's parameters: pass the parameters of the "
-                "model that computes it, and check that nothing detaches it from them (detach(), a reentrant "
-                "checkpoint)."
-            )
-        return loss, grads
-
-    def _compilation(self, create_graph: bool) -> AbstractContextManager[None]:
-        """Return a context in which compiled code runs as it was written if a product needs its graph.
-
-        All evaluations of a step with products run so: compiled code rounds in another way, and draws other numbers.
-        """
-        return uncompiled() if self._avoids_compiled and (create_graph or self._products) else nullcontext()
-
-    def avoid_compiled(self, problem: SecondDerivativeError) -> bool:
-        """Evaluate without compiled code where products need it; return whether that may solve the problem."""
-        solves = problem.operator.startswith(COMPILED) and not self._avoids_compiled
-        self._avoids_compiled = self._avoids_compiled or solves
-        return solves
-
-    def _repeatable(self, evaluate_part: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
-        """Evaluate one part of a sample with the random draws of the sample's seed.
-
-        `kind` names the evaluation: whether it draws random numbers is tested once for each kind.
-        """
-        step = current_step()
-        if step is None or step.seeds_all or sample.seed is None:
-            return evaluate_part()
-        with RepeatableBuffers(self._owners) as buffers:
-
-            def undo() -> None:
-                buffers.restore()
-                self._pop_grads()
-
-            return step.call(evaluate_part, undo, sample.seed, kind)
-
-    def differentiate(self, loss: Tensor, create_graph: bool) -> Grads:
-        """Return the gradient of a loss with respect to each leaf."""
-        if create_graph and not self._inspected:
-            name = internals.once_differentiable(loss)
-            if name:
-                raise no_second_derivative(f"{name} (marked once_differentiable)")
-            self._inspected = True
-        try:
-            return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
-        except RuntimeError as problem:
-            if create_graph and donates_buffers(problem):
-                raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
-            if cause := explained_error(problem):
-                raise cause from problem
-            raise
-
-    def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
-        """Iterate over weight and graphs of each part of a sample of batches with outputs."""
-        self._seed(sample)
-        for weight, closure in sample.parts:
-            unit = partial(self._output_graph, closure, sample.name)
-            (graph,) = self._repeatable(unit, sample, f"outputs of {sample.name}")
-            yield weight, graph
-
-    def _output_graph(self, closure: Closure, name: str) -> tuple[OutputGraph]:
-        """Return the graphs of a batch with outputs, as a tuple."""
-        if not isinstance(closure, Batch) or closure.outputs is None:
-            raise ArgumentError(
-                f'{name} is no batch with outputs, which hvp = "gauss-newton" needs: pass sanc.Batch(loss, *tensors, '
-                "outputs=...), or leave hvp out."
-            )
-        with self._compilation(True), interruptible(), callers_precision():
-            output = closure.output()
-            held = output.detach().requires_grad_()
-            loss = closure.loss(held, *closure.tensors)
-            has_graph = isinstance(loss, Tensor) and loss.requires_grad
-            (output_gradient,) = (
-                torch.autograd.grad(loss, held, create_graph=True, allow_unused=True) if has_graph else (None,)
-            )
-            if output_gradient is None:
-                raise ArgumentError(
-                    f"{name} has a loss that does not depend on the outputs: compute it from its first argument."
-                )
-            cotangent = torch.zeros_like(output, requires_grad=True)
-            pullback = torch.autograd.grad(output, self.leaves.tensors, cotangent, create_graph=True, allow_unused=True)
-        return (OutputGraph(output, held, output_gradient, cotangent, pullback),)
-
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None:
         """Return the graph of the gradient pass at `x` on this sample and drop it; None if it was not kept."""
         graph, self._graph = self._graph, None
         return graph[1] if graph is not None and graph[0] is x and sample is self.samples[0] else None
-
-    def _seed(self, sample: Sample) -> None:
-        """Seed the random generators, as before every evaluation of this sample."""
-        if sample.seed is None:
-            return
-        step = current_step()
-        if step is None:
-            seed_all(sample.seed, self.leaves.device)
-        else:
-            step.seed(sample.seed)
-
-    def _pop_grads(self) -> Grads:
-        """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""
-        grads = [leaf.grad for leaf in self.leaves.tensors]
-        for leaf in self.leaves.tensors:
-            leaf.grad = None
-        return grads
-
-    def _loss(self, closure: Closure, name: str, *, graph: bool = True) -> Tensor:
-        """Call a closure and return its loss; raise unless it is a scalar that depends on the leaves.
-
-        The first call sets `style`: whether closures call ``backward()`` themselves. Later closures must do the same.
-        """
-        loss = call_closure(closure, name)
-        called_backward = any(leaf.grad is not None for leaf in self.leaves.tensors)
-        self._check_style(name, called_backward)
-        return checked_loss(loss, name, needs_graph=graph and not called_backward)
-
-    def _check_style(self, name: str, called_backward: bool) -> None:
-        """Set the style at the first call; raise an error if a later closure has another one."""
-        if not self.style:
-            self.style = "backward" if called_backward else "loss"
-            if called_backward:
-                self._use_differences(name)
-        if called_backward and self.style != "backward":
-            raise ArgumentError(
-                f"{name} called backward(), but earlier closures only returned the loss: do one of the two in all "
-                "closures."
-            )
-        if self.style == "backward" and not called_backward:
-            raise ArgumentError(
-                f"{name} did not call backward(), or backward() reached no parameter, but earlier closures called it: "
-                "call backward() in all closures, or in none."
-            )
-
-    def _use_differences(self, name: str) -> None:
-        """Set hvp to differences of gradients, because the backward pass of a closure leaves no graph."""
-        if self.hvp not in ("auto", "finite-difference"):
-            raise ArgumentError(
-                f"hvp = {self.hvp!r} cannot be used with a {name} that calls backward(): only return the loss, or "
-                "leave hvp out."
-            )
-        self.hvp = "finite-difference"
 
     # Products.
 

@@ -76,7 +76,17 @@ class GradientOracle(Protocol):
 
 
 class Hessian(Operator):
-    """The Hessian of a sample's loss at a point; subclasses compute the product."""
+    """The Hessian of a sample's loss at a point; subclasses compute the product.
+
+    Attributes
+    ----------
+    oracle : GradientOracle
+        Evaluates the gradients and graphs of closures.
+    x : vector
+        The point.
+    sample : Sample
+        The sample.
+    """
 
     def __init__(self, oracle: GradientOracle, x: Any, sample: Sample) -> None:
         self.oracle, self.x, self.sample = oracle, x, sample
@@ -234,19 +244,19 @@ class FiniteDifference(Hessian):
         # h is a power of two: scaling by 1/h is exact, so equal gradients on both sides cancel exactly.
         h = 2.0 ** round(math.log2(factor * difference_step(oracle.space, self.x) / norm))
         total: Tensor | None = None  # allocated after the first pass, which needs the memory
-        for share, point in self._points(v, h):
+        for coefficient, point in self._points(v, h):
             oracle.load(point)
             with oracle.restored_buffers():
                 for weight, _, grads in oracle.passes(self.sample):
-                    part, factor = oracle.leaves.flatten(grads), share * weight / h
+                    part, multiple = oracle.leaves.flatten(grads), coefficient * weight / h
                     del grads  # this variable would keep them during the next pass
-                    total = part.mul_(factor) if total is None else total.add_(part, alpha=factor)
+                    total = part.mul_(multiple) if total is None else total.add_(part, alpha=multiple)
         oracle.load(self.x)
         assert total is not None
         return total
 
     def _points(self, v: Tensor, h: float) -> Iterator[tuple[float, Tensor]]:
-        """Yield the weights and points of a central difference along `h v`, or of one within the bounds."""
+        """Yield the coefficients and points of a central difference along `h v`, or of one within the bounds."""
         if self.oracle.box is not None:
             yield from self.oracle.box.difference_points(self.x, v * h)
             return

@@ -102,7 +102,17 @@ class DrawTests:
 
 @dataclass(frozen=True)
 class _Evaluation(Generic[_Result]):
-    """A function that returns a tuple whose first entry is a loss; call `undo` before it is called again."""
+    """An evaluation of a closure that may have to be repeated.
+
+    Attributes
+    ----------
+    call : callable
+        Evaluates the closure, and returns a tuple whose first entry is the loss.
+    undo : callable
+        Restores what the closure changed, before `call` is called again.
+    seed : int
+        The seed of its random draws.
+    """
 
     call: Callable[[], _Result]
     undo: Callable[[], None]

@@ -29,8 +29,18 @@ CANCELLATION_ERRORS = 1e3
 """A change of f below this many rounding errors may be due to cancellation alone."""
 
 
-class _TestOutcome(NamedTuple):
-    """The outcome of the ratio test: the class of the step, the next σ, and ρ."""
+class _RatioTestResult(NamedTuple):
+    """The result of the ratio test.
+
+    Attributes
+    ----------
+    verdict : Verdict
+        The class of the step.
+    sigma : float
+        The next σ.
+    rho : float
+        ρ, the actual over the predicted decrease.
+    """
 
     verdict: Verdict
     sigma: float
@@ -38,7 +48,17 @@ class _TestOutcome(NamedTuple):
 
 
 class _GuardedDecrease(NamedTuple):
-    """The actual decrease to compare with the predicted one, the rounding error of f, and a note."""
+    """The decrease of f, guarded against rounding errors.
+
+    Attributes
+    ----------
+    actual : float
+        The actual decrease to compare with the predicted one.
+    value_rounding : float
+        The rounding error of f, to be added to both decreases.
+    note : str
+        Why it is not f(x) − f(x + s); empty otherwise.
+    """
 
     actual: float
     value_rounding: float = 0.0
@@ -71,31 +91,33 @@ class RatioTest(Piece):
         is_allowed = is_number(self.eta2) and self.eta1 < self.eta2 < 1
         require(is_allowed, "eta2", self.eta2, f"pass a number above eta1 = {self.eta1} and below 1")
 
-    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trial_count: int) -> Decision:
         """Form ρ, and return the decision to accept or reject the step."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
         actual = value_at_x - trial_value
         if self.rounding_guard:
-            decrease = self._guarded_decrease(here, subspace, actual, step, trial, first=trials == 0)
+            decrease = self._guarded_decrease(here, subspace, actual, step, trial, first=trial_count == 0)
         else:
             decrease = _GuardedDecrease(actual)
-        test = self._test(here, step, decrease.actual, decrease.value_rounding)
-        if not test.verdict.accepted:
+        result = self._test(here, step, decrease.actual, decrease.value_rounding)
+        if not result.verdict.accepted:
             note = "" if math.isfinite(trial_value) else Note.TRIAL_NOT_FINITE
-            return Decision(test.sigma, rho=test.rho, trial_value=trial_value, trials=1, step=step, note=note)
-        decision = _accepted(test, step, trial, trial_value, note=decrease.note)
+            return Decision(result.sigma, rho=result.rho, trial_value=trial_value, trials=1, step=step, note=note)
+        decision = _accepted(result, step, trial, trial_value, note=decrease.note)
         if subspace.allows_longer_steps and not here.state.value_noise:
-            decision = self._with_longer_steps(here, subspace, decision, trials)
+            decision = self._with_longer_steps(here, subspace, decision, trial_count)
         if here.sigma_rule.interpolates and here.evaluates_next_gradient:
-            decision = _with_next_gradient(here, decision, test.verdict)
+            decision = _with_next_gradient(here, decision, result.verdict)
         return decision
 
-    def _test(self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0) -> _TestOutcome:
-        """Return the outcome of the ratio test."""
+    def _test(self, here: Point, step: CubicStep, actual: float, value_rounding: float = 0.0) -> _RatioTestResult:
+        """Return the result of the ratio test for an actual decrease."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
-        tested = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
-        return _TestOutcome(verdict, here.sigma_rule.after_trial(tested), ratio(actual, step.decrease, value_rounding))
+        outcome = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
+        return _RatioTestResult(
+            verdict, here.sigma_rule.after_trial(outcome), ratio(actual, step.decrease, value_rounding)
+        )
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool
@@ -117,14 +139,14 @@ class RatioTest(Piece):
         rounding = max(ROUNDING_ERRORS * eps * abs(value_at_x), NOISE_DEVIATIONS * here.state.value_noise)
         return _GuardedDecrease(actual, rounding, note)
 
-    def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trials: int) -> Decision:
+    def _with_longer_steps(self, here: Point, subspace: Subspace, decision: Decision, trial_count: int) -> Decision:
         """Return the decision after longer steps in the same subspace, while f decreases by more than predicted.
 
         Longer steps have a smaller σ. A longer step is accepted if it lowers f further, even if ρ < η1. Its ρ sets only
         the branch and the next σ.
         """
         while decision.step is not None and decision.rho > LONGER_STEP_RHO and decision.sigma < decision.step.sigma:
-            longer = subspace.longer_step(here, decision.sigma, trials + decision.trials)
+            longer = subspace.longer_step(here, decision.sigma, trial_count + decision.trials)
             if longer is None or longer.norm < WORTHWHILE_GROWTH * decision.step_norm:
                 break
             trial = subspace.trial_point(here.x, longer)
@@ -133,8 +155,8 @@ class RatioTest(Piece):
             count = decision.trials + 1
             if not -math.inf < trial_value < decision.trial_value:
                 return replace(decision, trials=count)
-            test = self._test(here, longer, here.objective - trial_value)
-            decision = _accepted(test, longer, trial, trial_value, note=decision.note, trials=count)
+            result = self._test(here, longer, here.objective - trial_value)
+            decision = _accepted(result, longer, trial, trial_value, note=decision.note, trial_count=count)
         return decision
 
 
@@ -153,18 +175,18 @@ def is_within_cancellation(actual: float, predicted: float, term_size: float, ep
 
 
 def _accepted(
-    test: _TestOutcome, step: CubicStep, trial: Vector, trial_value: float, *, note: str, trials: int = 1
+    result: _RatioTestResult, step: CubicStep, trial: Vector, trial_value: float, *, note: str, trial_count: int = 1
 ) -> Decision:
     """Return the decision with the trial point as the next point."""
-    branch = Branch.VERY_SUCCESSFUL if test.verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
+    branch = Branch.VERY_SUCCESSFUL if result.verdict is Verdict.VERY_SUCCESSFUL else Branch.SUCCESSFUL
     return Decision(
-        test.sigma,
+        result.sigma,
         trial,
         branch=branch,
-        rho=test.rho,
+        rho=result.rho,
         step_norm=step.norm,
         trial_value=trial_value,
-        trials=trials,
+        trials=trial_count,
         step=step,
         note=note,
     )
@@ -182,8 +204,8 @@ def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict)
     assert decision.point is not None
     _, g = here.oracle.gradient(decision.point)
     if not math.isfinite(here.oracle.norm(g)):
-        failed = TrialOutcome(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
-        sigma = rule.after_trial(failed)
+        outcome = TrialOutcome(step.sigma, Verdict.UNSUCCESSFUL, math.nan, step.decrease, step.norm, math.nan)
+        sigma = rule.after_trial(outcome)
         return replace(
             decision, sigma=sigma, point=None, branch=Branch.STAYED, step_norm=0.0, note=Note.GRADIENT_NOT_FINITE
         )
@@ -201,7 +223,7 @@ class AcceptAll(Piece):
     σ is fixed, except that it grows while f is not finite and then returns to its value.
     """
 
-    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trial_count: int) -> Decision:
         """Return the decision to accept the trial point, unless f is not finite there."""
         value_at_x = here.objective
         trial_value = here.evaluate(trial)
@@ -230,9 +252,9 @@ class Momentum(AcceptAll):
 
     momentum: float = setting(0.9, BELOW_ONE)
 
-    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trial_count: int) -> Decision:
         """Return the decision to accept the cubic point or the extrapolated one."""
-        decision = super().__call__(here, subspace, step, trial, trials)
+        decision = super().__call__(here, subspace, step, trial, trial_count)
         if decision.point is None:
             return decision
         previous_cubic_point = here.state.acceptance_state.get("previous", here.x)

@@ -14,7 +14,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_limit
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
-from sanc.core.space import Floats, NumpySpace, Space, Vector
+from sanc.core.space import Floats, NumpySpace, Space, host_array
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import DiagonalBasis, NonFiniteProductError
 
@@ -63,14 +63,14 @@ class NewtonLine(KrylovSubspace):
 
     hessian_norm: float = 0.0
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
-        """Return twice the last step; None after a rejected one, or if the model allows only `trials` trial points.
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> cubic.CubicStep | None:
+        """Return twice the last step; None after a rejected one, or if the model allows only `trial_count` trials.
 
         Its predicted decrease is the largest that the model has on this line, at the first step.
         """
-        if self.step is None or here.rejected is not None or trials > self.model.max_resolves:
+        if self.step is None or here.rejected is not None or trial_count > self.model.max_resolves:
             return None
-        factor = 2.0**trials
+        factor = 2.0**trial_count
         return replace(self.step, u=factor * self.step.u, norm=factor * self.step.norm, sigma=sigma)
 
 
@@ -104,14 +104,19 @@ class DenseModel(CubicModel):
         negligible = _SINGULAR_EIGENVALUE_RATIO * float(np.abs(values).max())
         if values[0] > -negligible and np.abs(values).min() <= negligible:
             return super().build_in(here, operator)  # a Krylov space has no null vectors but those in the gradient
-        projections = eigenvector_rows @ _array(here.space, here.g)
+        projections = eigenvector_rows @ host_array(here.g)
         return self.whole_space(here, operator, values, eigenvector_rows, projections)
 
     def _newton_line(self, here: Point, operator: Operator, matrix: Floats) -> KrylovSubspace | None:
         """Return the line of Newton's step, if that minimises the cubic model well enough; None otherwise."""
-        if not self.uses_forcing_term or here.start is not None or here.grad_norm == 0.0 or here.oracle.box is not None:
+        if (
+            not self.uses_forcing_term
+            or here.lanczos_start is not None
+            or here.grad_norm == 0.0
+            or here.oracle.box is not None
+        ):
             return None
-        g = _array(here.space, here.g)
+        g = host_array(here.g)
         factor, info = dpotrf(matrix, lower=1)
         pivots = np.diagonal(factor)
         if info != 0 or not pivots.min() ** 2 > _SINGULAR_EIGENVALUE_RATIO * pivots.max() ** 2:
@@ -137,7 +142,7 @@ class DenseModel(CubicModel):
         self, here: Point, operator: Operator, values: Floats, eigenvector_rows: Floats, projections: Floats
     ) -> KrylovSubspace:
         """Return the subspace of all eigenvectors, given the gradient in their basis, with its cubic step."""
-        at_gradient = here.start is None and here.grad_norm > 0.0
+        at_gradient = here.lanczos_start is None and here.grad_norm > 0.0
         krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections)
         unit_product_norm = 0.0 if here.units.length_scale else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
@@ -177,8 +182,3 @@ def _block(space: Space, rows: Floats) -> Any:
     if isinstance(space, NumpySpace):
         return rows.astype(space.dtype, copy=False)
     return torch.as_tensor(rows, dtype=space.dtype, device=space.device)
-
-
-def _array(space: Space, v: Vector) -> Floats:
-    """Return a vector as a float64 array on the host."""
-    return np.asarray(v if isinstance(v, np.ndarray) else space.tensor(v).cpu(), np.float64)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sanc.core.model import resolved_epsilon_g
 from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import ESCAPE_SIGN, Point
 from sanc.core.record import Branch, Note
-from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.settings import NOT_NEGATIVE, POSITIVE, Piece, resolved_epsilon_g, setting
 from sanc.core.space import NEAR_ZERO, Vector
 
 MAX_ESCAPE_HALVINGS = 40
@@ -187,20 +186,20 @@ def backtrack(here: Point, d: Vector, branch: Branch, sigma: float, *, model_pro
     if norm == 0.0:
         return stay(sigma)
     value_at_x, note = here.objective, f"the {branch} step does not lower the loss"
-    trials = 0
+    trial_count = 0
     for _ in range(MAX_ESCAPE_HALVINGS):
         trial = here.oracle.move(here.x, d)
         value = here.evaluate(trial)
-        trials += 1
+        trial_count += 1
         if -math.inf < value < value_at_x:
             if not here.evaluates_next_gradient or math.isfinite(here.oracle.norm(here.oracle.gradient(trial)[1])):
                 next_sigma = _next_sigma(here, sigma, model_proposes, accepted=True)
-                return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trials)
+                return Decision(next_sigma, trial, branch=branch, step_norm=norm, trial_value=value, trials=trial_count)
             note = Note.GRADIENT_NOT_FINITE
         d, norm = d * 0.5, norm * 0.5
         if norm <= here.space.eps * max(here.x_norm, NEAR_ZERO):  # also if x is zero
             break
-    return Decision(_next_sigma(here, sigma, model_proposes, accepted=False), trials=trials, note=note)
+    return Decision(_next_sigma(here, sigma, model_proposes, accepted=False), trials=trial_count, note=note)
 
 
 def _scaled(here: Point, d: Vector, sigma: float, model_proposes: bool) -> Vector:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
-from sanc.core.pieces import Decision, Subspace, required_members
+from sanc.core.piece_checks import checked_subspace, completed_decision, description_of_x, is_like_x
+from sanc.core.pieces import Decision, Subspace
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error
@@ -27,10 +27,8 @@ from sanc.core.space import Vector
 from sanc.core.spectrum.cubic import CubicStep
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.units import Units
-from sanc.errors import ArgumentError, ArgumentTypeError, NonFiniteStartError, shown
+from sanc.errors import ArgumentTypeError, NonFiniteStartError, shown
 
-_SUBSPACES: WeakSet[type] = WeakSet()
-"""Types of subspaces that have all members of the protocol."""
 _VECTOR_PREFIX = "acceptance_state."
 """Prefix of the names of the acceptance rule's vectors in a saved state."""
 
@@ -46,12 +44,12 @@ class _Progress(NamedTuple):
         σ for the next trial step, or for the next iteration.
     decision : Decision or None
         The last decision of an acceptance or escape rule; None if there was none, or if an evaluation failed since.
-    last_trial : Decision or None
+    last_acceptance : Decision or None
         The last decision of the acceptance rule.
     step : CubicStep or None
         The last cubic step.
-    trials : int
-        Trial points of the acceptance rule.
+    trial_count : int
+        Trial points of the acceptance rule so far.
     subspace : Subspace or None
         The subspace of the model.
     note : str
@@ -65,9 +63,9 @@ class _Progress(NamedTuple):
     here: Point
     sigma: float
     decision: Decision | None = None
-    last_trial: Decision | None = None
+    last_acceptance: Decision | None = None
     step: CubicStep | None = None
-    trials: int = 0
+    trial_count: int = 0
     subspace: Subspace | None = None
     note: str = ""
     value: float = math.nan
@@ -127,7 +125,7 @@ class Iteration:
         """‖g‖ in the last iteration; 0 before the first."""
         return self.state.last_grad_norm
 
-    def iterate(self, x: Vector, oracle: Oracle, start: Vector | None = None) -> tuple[Vector, Record]:
+    def iterate(self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None) -> tuple[Vector, Record]:
         """Make one iteration from `x`.
 
         Parameters
@@ -136,7 +134,7 @@ class Iteration:
             The current point; never changed.
         oracle : Oracle
             Evaluates f, g and Hv.
-        start : vector, optional
+        lanczos_start : vector, optional
             Start vector of Lanczos instead of the gradient: a known direction of negative curvature at a point with a
             zero gradient.
 
@@ -164,7 +162,7 @@ class Iteration:
             tol=self.tol,
             one_sample=self._one_sample,
             evaluates_next_gradient=self._evaluates_next_gradient,
-            start=start,
+            lanczos_start=lanczos_start,
         )
         progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
@@ -195,7 +193,7 @@ class Iteration:
                 return self._after_failure(progress, f"the {label} of the gradient sample is not finite")
         try:
             if self.method.needs_products or model.proposes:
-                subspace = _checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
+                subspace = checked_subspace(model, model.build(here))  # 2.2  Lanczos from g: Q, T;  2.4  λ1
             if subspace is not None:
                 here, sigma = _with_units(here, subspace)
                 progress = _Progress(here, sigma, subspace=subspace)
@@ -205,7 +203,7 @@ class Iteration:
                 return progress
             sigma = progress.sigma
             decision = self.method.escape(here, progress.subspace, sigma, model_proposes=model.proposes)  # 2.6  x + d
-            decision = _completed(here, "escape", self.method.escape, decision, Branch.GRADIENT)
+            decision = completed_decision(here, "escape", self.method.escape, decision, Branch.GRADIENT)
             keeps_note = decision.point is None and progress.note == Note.GRADIENT_NOT_FINITE
             note = progress.note if keeps_note else decision.note or progress.note
             return progress._replace(sigma=decision.sigma, decision=decision, note=note)
@@ -238,11 +236,11 @@ class Iteration:
 
         The second value is None if the step was accepted, or could not be tried.
         """
-        here, sigma, trials = progress.here, progress.sigma, progress.trials
+        here, sigma, trial_count = progress.here, progress.sigma, progress.trial_count
         if step.decrease <= 0.0:  # g = 0 and no negative curvature: a second-order point of this space
             return progress._replace(step=step, note=Note.AT_MINIMUM), None
         if here.below_precision(step.norm):
-            norm_ratio = _norm_over_precision(here, subspace, step, trials)
+            norm_ratio = _norm_over_precision(here, subspace, step, trial_count)
             sigma = here.sigma_rule.after_negligible_step(sigma, norm_ratio)
             return progress._replace(sigma=sigma, decision=None, step=step, note=Note.BELOW_PRECISION), None
         try:
@@ -252,21 +250,21 @@ class Iteration:
             failed = self._after_failure(progress._replace(step=step), str(error))
             return failed._replace(subspace=subspace.failed(str(error))), None
         try:
-            decision = self.method.acceptance(here, subspace, step, trial, trials)  # 2.5  ρ;  2.6  σ, x ← x + s
+            decision = self.method.acceptance(here, subspace, step, trial, trial_count)  # 2.5  ρ;  2.6  σ, x ← x + s
         except NonFiniteValueError as error:
             failed = self._after_failure(progress._replace(step=step), str(error), error.value)
             return failed._replace(skips_escape=True), None
-        decision = _completed(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
+        decision = completed_decision(here, "acceptance", self.method.acceptance, decision, Branch.SUCCESSFUL)
         if decision.step is None:
             decision = replace(decision, step=step)
-        trials, note = trials + decision.trials, decision.note or progress.note
+        trial_count, note = trial_count + decision.trials, decision.note or progress.note
         progress = _Progress(
             here=here,
             sigma=decision.sigma,
             decision=decision,
-            last_trial=decision,
+            last_acceptance=decision,
             step=decision.step,
-            trials=trials,
+            trial_count=trial_count,
             subspace=subspace,
             note=note,
         )
@@ -293,10 +291,10 @@ class Iteration:
         entries = decision.acceptance_state.items()
         checked = {name: float(entry) if isinstance(entry, Real) else entry for name, entry in entries}
         for name, entry in checked.items():
-            if not (isinstance(entry, float) or _is_like_x(here, entry)):
+            if not (isinstance(entry, float) or is_like_x(here, entry)):
                 raise ArgumentTypeError(
                     f"acceptance_state[{name!r}] = {shown(entry)} of {shown(self.method.acceptance)} cannot be saved: "
-                    f"pass a number, or {_like_x(here)}."
+                    f"pass a number, or {description_of_x(here)}."
                 )
         return checked
 
@@ -308,15 +306,20 @@ class Iteration:
 
     def _record(self, progress: _Progress, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
-        here, step, last_trial, subspace = progress.here, progress.step, progress.last_trial, progress.subspace
+        here, step, last_acceptance, subspace = (
+            progress.here,
+            progress.step,
+            progress.last_acceptance,
+            progress.subspace,
+        )
         is_escape = decision.point is not None and decision.step is None
-        evaluated = decision if decision.step is not None or is_escape else last_trial
+        evaluated = decision if decision.step is not None or is_escape else last_acceptance
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan
-        share = math.nan if step is None else step.curvature_share
+        curvature_fraction = math.nan if step is None else step.curvature_share
         return Record(
             here.state.iteration,
             branch=decision.branch,
-            rho=math.nan if last_trial is None else last_trial.rho,
+            rho=math.nan if last_acceptance is None else last_acceptance.rho,
             sigma=first_sigma if step is None else step.sigma,
             grad_norm=here.grad_norm,
             ritz_value=math.nan if subspace is None else subspace.ritz_value,
@@ -325,10 +328,10 @@ class Iteration:
             value=here.known_value if math.isnan(progress.value) else progress.value,
             trial_value=math.nan if evaluated is None else evaluated.trial_value,
             krylov_dim=0 if subspace is None else subspace.products,
-            trials=progress.trials + (decision.trials if decision.step is None else 0),
+            trials=progress.trial_count + (decision.trials if decision.step is None else 0),
             calls=here.oracle.meter.snapshot(),
             seconds=seconds,
-            curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else share,
+            curvature_share=float(decision.branch is Branch.CURVATURE) if is_escape else curvature_fraction,
             note=str(progress.note),
             hvp=here.oracle.hvp,
         )
@@ -399,68 +402,6 @@ def _with_units(here: Point, subspace: Subspace) -> tuple[Point, float]:
     return here if units is here.units else replace(here, units=units), sigma
 
 
-def _is_like_x(here: Point, entry: Any) -> bool:
-    """Return whether an object is a vector of the type and shape of x."""
-    x: Any = here.x
-    return isinstance(entry, type(x)) and entry.shape == x.shape
-
-
-def _like_x(here: Point) -> str:
-    """Return what such a vector is, for a message."""
-    shape = tuple(here.space.tensor(here.x).shape)
-    return f"a vector like x, which is {type(here.x).__name__} of shape {shape}"
-
-
-def _checked_subspace(model: object, subspace: Subspace | None) -> Subspace | None:
-    """Return what a model has built; raise an error if it is no subspace. Each type is checked once."""
-    if subspace is None or type(subspace) in _SUBSPACES:
-        return subspace
-    known = dir(subspace)  # which evaluates no property
-    missing = [name for name in required_members(Subspace) if name not in known and not hasattr(subspace, name)]
-    if missing:
-        raise ArgumentTypeError(
-            f"model = {shown(model)} cannot be used, since build() returned {shown(subspace)}, which has no "
-            f"{', '.join(missing)}: return an object with the members of sanc.extend.Subspace, or None."
-        )
-    _SUBSPACES.add(type(subspace))
-    return subspace
-
-
-def _completed(here: Point, name: str, rule: object, decision: object, branch: Branch) -> Decision:
-    """Check the decision of an acceptance or escape rule, and return it with a branch and a step norm.
-
-    They are added if the decision moves without them; `branch` is the one to add.
-    """
-    if not isinstance(decision, Decision):
-        raise ArgumentTypeError(
-            f"{name} = {shown(rule)} cannot be used, since it returned {shown(decision)}: return a sanc.Decision."
-        )
-    if not 0.0 <= decision.sigma < math.inf:
-        raise ArgumentError(
-            f"{name} = {shown(rule)} cannot be used, since it returned sigma = {decision.sigma!r}: return a finite "
-            "number that is not negative, for example from here.sigma_rule."
-        )
-    if decision.point is None:
-        return decision
-    if not _is_like_x(here, decision.point):
-        raise ArgumentTypeError(
-            f"{name} = {shown(rule)} cannot be used, since it returned point = {shown(decision.point)}: return "
-            f"{_like_x(here)}."
-        )
-    if not here.oracle.is_inside(decision.point):
-        raise ArgumentError(
-            f"{name} = {shown(rule)} cannot be used, since it returned a point outside the bounds: form it with "
-            "here.oracle.move(x, d), which projects x + d."
-        )
-    if decision.branch is not Branch.STAYED and decision.step_norm > 0.0:
-        return decision
-    return replace(
-        decision,
-        branch=branch if decision.branch is Branch.STAYED else decision.branch,
-        step_norm=decision.step_norm or here.space.norm(decision.point - here.x),
-    )
-
-
 def _parse_acceptance_numbers(where: str, numbers: Any) -> dict[str, float]:
     """Return the numbers in the state of the acceptance rule from a saved state."""
     text = numbers.get("acceptance_state")
@@ -475,7 +416,7 @@ def _parse_acceptance_numbers(where: str, numbers: Any) -> dict[str, float]:
     return acceptance_numbers
 
 
-def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trials: int) -> float:
+def _norm_over_precision(here: Point, subspace: Subspace, step: CubicStep, trial_count: int) -> float:
     """Return the ratio of the step norm to √eps·‖x‖ if σ limits the norm of the first trial step; otherwise 1."""
-    limited = trials == 0 and step.multiplier > subspace.hessian_norm
+    limited = trial_count == 0 and step.multiplier > subspace.hessian_norm
     return step.norm / (math.sqrt(here.space.eps) * here.x_norm) if limited else 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -38,13 +37,15 @@ class MatrixCurvature:
     asymmetry: float
     is_symmetric: bool
 
-    def certificate(self, **known: Any) -> Certificate:
-        """Return the certificate, with what does not depend on curvature: the gradient norm and the tolerances.
+    def certificate(self, *, grad_norm: float, gradient_tolerance: float, curvature_tolerance: float) -> Certificate:
+        """Return the certificate at a point with this gradient norm, for these tolerances.
 
         λ_min is certain up to the error, and a matrix counts as one product for each column.
         """
         return Certificate(
-            **known,
+            grad_norm=grad_norm,
+            gradient_tolerance=gradient_tolerance,
+            curvature_tolerance=curvature_tolerance,
             lambda_min=float(self.values[0]),
             error_bound=self.error,
             ritz_error=self.error,

@@ -23,7 +23,7 @@ _REQUIRED = {
 }
 """The members that each piece must have, and an example for the message."""
 _CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "acceptance": (("here", "subspace", "step", "trial", "trials"), ()),
+    "acceptance": (("here", "subspace", "step", "trial", "trial_count"), ()),
     "escape": (("here", "subspace", "sigma"), ("model_proposes",)),
 }
 """Arguments by position and by name of the pieces that are called."""
@@ -113,14 +113,14 @@ class Method(Piece):
         values: dict[str, dict[str, Any]] = {}
         for place, name, value in settings_of("method", self):
             values.setdefault(name, {})[place] = value
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for name, by_place in values.items():
             first, *others = by_place.values()
             if all(other == first for other in others):
-                found[name] = first
+                options[name] = first
             else:
-                found |= {f"{place}.{name}": value for place, value in by_place.items()}
-        return found
+                options |= {f"{place}.{name}": value for place, value in by_place.items()}
+        return options
 
 
 def settings_of(place: str, piece: Any) -> Iterator[tuple[str, str, Any]]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from sanc.core.oracle import Operator
 from sanc.core.point import HARD_CASE_SIGN, Point
-from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
+from sanc.core.settings import AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Piece, resolved_epsilon_g, setting
 from sanc.core.sigma import MAX_GROWTH_FACTOR
 from sanc.core.space import Vector
 from sanc.core.spectrum import cubic
@@ -24,7 +24,7 @@ SAMPLED_KRYLOV_DIM = 5
 _MAX_NEGLIGIBLE_STEP_DIM = 10
 """Largest Krylov dimension while the step is below the working precision of x and g ≠ 0."""
 _TEST_DIVISOR, _MIN_TEST_INTERVAL = 5, 8
-"""The next stopping test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
+"""The next accuracy test follows after a fifth more products; after eight, if μ predicts ‖∇m‖ without eigenpairs."""
 _PREDICTION_FACTOR = 2.0
 """The test is made if the predicted ‖∇m‖ is below this many tolerances."""
 TOLERANCE_FRACTION = 0.5
@@ -32,7 +32,13 @@ TOLERANCE_FRACTION = 0.5
 
 
 class StepLimit(NamedTuple):
-    """σ and the limit on the step norm in a subspace; `KrylovSubspace` describes the attributes."""
+    """σ and the limit on the step norm in a subspace.
+
+    Attributes
+    ----------
+    sigma, units, max_step_norm, allows_longer_steps
+        As in `KrylovSubspace`.
+    """
 
     sigma: float
     units: Units
@@ -111,9 +117,9 @@ class KrylovSubspace:
         (s,) = self.krylov.combine(step.u)
         return s + x
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> cubic.CubicStep | None:
-        """Return the step of a smaller σ; None if the model allows no more than `trials` trial points."""
-        return self.model.propose(here, self, sigma) if trials <= self.model.max_resolves else None
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> cubic.CubicStep | None:
+        """Return the step of a smaller σ; None if the model allows no more than `trial_count` trial points."""
+        return self.model.propose(here, self, sigma) if trial_count <= self.model.max_resolves else None
 
     def failed(self, failure: str) -> KrylovSubspace:
         """Return the same space after a product that was not finite: it has neither steps nor Ritz pairs."""
@@ -192,9 +198,9 @@ class KrylovModel(Piece):
 
     def build_in(self, here: Point, operator: Operator) -> KrylovSubspace:
         """Return the Krylov space that starts at the direction given or at the gradient; at random if that is zero."""
-        start = here.start
+        start = here.lanczos_start
         if start is None and here.grad_norm == 0.0:
-            start = here.random_start()
+            start = here.random_lanczos_start()
         krylov = Krylov(
             here.oracle.lanczos(
                 operator,
@@ -321,8 +327,8 @@ class NoModel(Piece):
         return 0
 
 
-class _TestSchedule(NamedTuple):
-    """The dimensions at which the stopping test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
+class _AccuracyTestSchedule(NamedTuple):
+    """The dimensions at which the accuracy test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.
 
     Attributes
     ----------
@@ -339,7 +345,7 @@ class _TestSchedule(NamedTuple):
     multiplier: float = math.nan
 
     @classmethod
-    def after(cls, dim: int, multiplier: float | None) -> _TestSchedule:
+    def after(cls, dim: int, multiplier: float | None) -> _AccuracyTestSchedule:
         """Return the schedule after a test at a dimension; `multiplier` is the μ of its step if μ predicts ‖∇m‖."""
         if multiplier is None:
             return cls(dim + max(1, dim // _TEST_DIVISOR))
@@ -363,7 +369,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     limit = StepLimit(here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
-    schedule, multiplier_predicts = _TestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
+    schedule, multiplier_predicts = _AccuracyTestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
     try:
         while True:
             krylov.extend()
@@ -383,7 +389,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
                     if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
                         return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
                     multiplier = step.multiplier
-            schedule = _TestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
+            schedule = _AccuracyTestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
     except NonFiniteProductError as error:
         return KrylovSubspace(model, krylov, operator, None, *limit, failure=str(error))
 
@@ -453,8 +459,3 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimi
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)
     return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
-
-
-def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:
-    """Return ε_g: the number given, or ε/4 as in the authors' program."""
-    return epsilon / 4 if epsilon_g is None else epsilon_g

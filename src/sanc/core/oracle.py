@@ -55,7 +55,7 @@ class Eigenbasis(NamedTuple):
 
 
 class Embedding:
-    """Where the points of an oracle are among those of the objective: the identity, unless it wraps another oracle.
+    """How vectors of this oracle map to vectors of the whole objective. The default is the identity.
 
     The oracle of a face has the free variables alone, and that of a scaled objective evaluates 2^exponent · f. Runs
     convert points and steps with these members; the pieces of a method need none of them.
@@ -253,6 +253,15 @@ class WrappedOracle(Oracle):
     A subclass defines everything that depends on the point, on the variables or on the factor of f: a default would
     silently replace the answer of `inner`. `lanczos` and `norm` have defaults, which use the wrapped operator and the
     space.
+
+    Attributes
+    ----------
+    inner : Oracle
+        The oracle that is evaluated.
+    space : Space
+        The space of the points of this oracle.
+    exact, hvp, has_values, has_user_gradient, differenced_gradient, convex
+        Those of `inner`.
     """
 
     def __init__(self, inner: Oracle, space: Space) -> None:

@@ -128,8 +128,8 @@ class Subspace(Protocol):
     def trial_point(self, x: Vector, step: CubicStep) -> Vector:
         """Return x + s for a step that the model proposed."""
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
-        """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> CubicStep | None:
+        """Return the step of a smaller σ; None if no step is to be tried after `trial_count` trial points."""
 
     def failed(self, failure: str) -> Subspace:
         """Return the subspace after a product that was not finite, with this `failure` and without Ritz pairs."""
@@ -155,7 +155,7 @@ class BaseSubspace:
     allows_longer_steps = False
     basis = None
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> CubicStep | None:
         """Return None: no longer step is tried."""
         return None
 
@@ -204,10 +204,12 @@ class Model(Protocol):
 class Acceptance(Protocol):
     """2.5 and 2.6: decides whether a trial point is accepted, and returns the next σ.
 
-    `trials` counts the earlier trial points of this iteration.
+    `trial_count` counts the earlier trial points of this iteration.
     """
 
-    def __call__(self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trials: int) -> Decision: ...
+    def __call__(
+        self, here: Point, subspace: Subspace, step: CubicStep, trial: Vector, trial_count: int
+    ) -> Decision: ...
 
 
 class Escape(Protocol):

@@ -100,7 +100,7 @@ class Point:
         Whether ρ is formed on S_g.
     evaluates_next_gradient : bool
         Whether the gradient at the next point may be evaluated now, since the next iteration starts with it.
-    start : vector or None
+    lanczos_start : vector or None
         Start vector of Lanczos; None: the gradient.
     rejected : CubicStep or None
         The step of this iteration that was rejected last, if the model is asked for another one.
@@ -117,7 +117,7 @@ class Point:
     tol: float = 0.0
     one_sample: bool = False
     evaluates_next_gradient: bool = False
-    start: Vector | None = None
+    lanczos_start: Vector | None = None
     rejected: CubicStep | None = None
 
     @property
@@ -164,8 +164,8 @@ class Point:
         `product_norm` is ‖Bq‖ with the unit vector q of the start of Lanczos, or an estimate of ‖B‖.
         """
         is_stationary = self.grad_norm <= self.space.eps * product_norm * self.x_norm
-        # At a stationary point, and with another start than the gradient, that gives no length scale.
-        grad_norm = 0.0 if self.start is not None or is_stationary else self.grad_norm
+        # At a stationary point, and if Lanczos does not start at the gradient, that gives no length scale.
+        grad_norm = 0.0 if self.lanczos_start is not None or is_stationary else self.grad_norm
         return measure_units(self.value, grad_norm, product_norm, self.x_norm)
 
     def below_precision(self, step_norm: float) -> bool:
@@ -176,6 +176,6 @@ class Point:
         """Return a random bit, a function of seed, iteration and purpose."""
         return bool(random_generator(self.state.seed, self.state.iteration, purpose).integers(2))
 
-    def random_start(self) -> Vector:
+    def random_lanczos_start(self) -> Vector:
         """Return a random start vector of Lanczos."""
         return self.space.normal(random_generator(self.state.seed, self.state.iteration, LANCZOS_START))

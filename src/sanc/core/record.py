@@ -116,7 +116,7 @@ class Record:
     seconds : float
         Time spent in iterations since the start.
     curvature_share : float
-        Share of the predicted decrease (without the cubic term) along negative curvature in the last trial, 1 for a
+        Fraction of the predicted decrease (without the cubic term) along negative curvature in the last trial, 1 for a
         step of branch "curvature"; NaN without a model or a predicted decrease.
     note : str
         The reason for the outcome, if the branch alone does not show it.

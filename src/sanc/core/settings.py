@@ -13,7 +13,15 @@ from sanc.errors import ArgumentTypeError, is_number, one_of, require, require_b
 
 
 class Range(NamedTuple):
-    """The values that a setting may have, and the remedy that an error names."""
+    """The values that a setting may have.
+
+    Attributes
+    ----------
+    contains : callable
+        Returns whether a value is allowed.
+    remedy : str
+        What to pass instead of another value, for the error.
+    """
 
     contains: Callable[[Any], bool]
     remedy: str
@@ -50,6 +58,11 @@ class Piece:
     def without_effect(self) -> Mapping[str, str]:
         """Return the settings that have no effect beside the others of this piece, each with the remedy."""
         return {}
+
+
+def resolved_epsilon_g(epsilon: float, epsilon_g: float | None) -> float:
+    """Return the setting ε_g of models and escape rules: the number given, or ε/4 as in the authors' program."""
+    return epsilon / 4 if epsilon_g is None else epsilon_g
 
 
 def is_user_defined(piece: object) -> bool:

@@ -73,15 +73,17 @@ class Ray(NamedTuple):
         return -self.derivative_ratio * self.sigma * self.norm_cubed
 
 
-def interpolated_sigma(ray: Ray, trial: TrialOutcome) -> float:
+def interpolated_sigma(ray: Ray, outcome: TrialOutcome) -> float:
     """Return the next σ: κ of f(x+s) = q(s) + (κ/3)‖s‖³, clipped so that the next step norm is within its bounds.
 
     After a step that was successful, but not very successful, σ is unchanged.
     """
-    sigma, verdict, predicted = ray.sigma, trial.verdict, trial.predicted
-    if not math.isfinite(trial.actual):
+    sigma, verdict, predicted = ray.sigma, outcome.verdict, outcome.predicted
+    if not math.isfinite(outcome.actual):
         return ray.sigma_for(MIN_SHRINK_FACTOR)
-    kappa = sigma if predicted <= trial.value_rounding else sigma + 3.0 * (predicted - trial.actual) / ray.norm_cubed
+    kappa = (
+        sigma if predicted <= outcome.value_rounding else sigma + 3.0 * (predicted - outcome.actual) / ray.norm_cubed
+    )
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:
@@ -103,7 +105,7 @@ AnyStep = TypeVar("AnyStep", bound=_HasNorm)
 
 @dataclass(frozen=True, slots=True)
 class SigmaRule:
-    """The rule by which σ changes. Its methods return the next σ, but `limit_step` returns the step of a larger σ.
+    """The rule by which σ changes. Its methods return the next σ; only `limit_step` returns a step.
 
     Attributes
     ----------
@@ -142,16 +144,16 @@ class SigmaRule:
         """Return the initial σ: `factor` in its unit if it is measured, otherwise the `sigma` of the state."""
         return self.bounded(factor * units.cubic) if self.measures_sigma0 else sigma
 
-    def after_trial(self, trial: TrialOutcome) -> float:
+    def after_trial(self, outcome: TrialOutcome) -> float:
         """Return σ after a trial step (2.6)."""
-        sigma, verdict = trial.sigma, trial.verdict
+        sigma, verdict = outcome.sigma, outcome.verdict
         if self.interpolates:
-            ray = Ray.from_step(sigma, trial.predicted, trial.step_norm, self.min_factor)
+            ray = Ray.from_step(sigma, outcome.predicted, outcome.step_norm, self.min_factor)
             if ray is not None:
-                return self.bounded(interpolated_sigma(ray, trial))
+                return self.bounded(interpolated_sigma(ray, outcome))
             return sigma if verdict.accepted else self.after_failure(sigma)
         if verdict is Verdict.VERY_SUCCESSFUL:
-            return max(min(sigma, trial.grad_norm), self.floor)
+            return max(min(sigma, outcome.grad_norm), self.floor)
         return self.after_failure(sigma) if verdict is Verdict.UNSUCCESSFUL else sigma
 
     def after_derivative(
@@ -171,7 +173,11 @@ class SigmaRule:
         return self.bounded(min(sigma, ray.sigma_for(min(t_zero, MAX_GROWTH_FACTOR))))
 
     def after_failure(self, sigma: float) -> float:
-        """Return γσ: after a rejection by the paper's rule, of an escape step, or for lack of a finite f or ∇f."""
+        """Return γσ, at most the upper bound.
+
+        It is the next σ after a rejection by the paper's rule, a rejected escape step, or a value, gradient or product
+        that is not finite.
+        """
         return min(sigma * self.gamma, max(self.ceiling, self.sigma0))
 
     def after_negligible_step(self, sigma: float, norm_ratio: float) -> float:

@@ -241,6 +241,11 @@ class NumpySpace(Space):
         return projections
 
 
+def host_array(array: Any) -> Floats:
+    """Return a vector, or a block of vectors, as a float64 array on the host."""
+    return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
+
+
 def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
     """Return the step of a central difference at `x`: ∛eps times the scale of x.
 

@@ -153,7 +153,7 @@ def diagnose(
     oracle.bind(samples.data, samples.data, samples.data)
     network = NetworkLoss(
         oracle,
-        oracle.start(),
+        oracle.read_point(),
         samples.data,
         samples.held_out,
         keeps_basis=oracle.space.dim <= _MAX_STORED_PARAMETERS if lanczos == "auto" else lanczos == "store",

@@ -45,6 +45,15 @@ class DifferenceOracle(CallableOracle):
 
     "cs" computes Im f(x + ih)/h, which is exact to roundoff. It needs an analytic f that accepts complex numbers.
     Hessian products are differences of these gradients, with a step that balances the error of the gradients.
+
+    Attributes
+    ----------
+    scheme : {"2-point", "3-point", "cs"}
+        The scheme of differences.
+    differenced_gradient : bool
+        Whether gradients have a truncation error; those of "cs" have none.
+    noise : float
+        As in `CallableOracle`.
     """
 
     has_user_gradient = False

@@ -28,6 +28,17 @@ class CallableOracle(Oracle):
     ``fun(x, *args)`` returns f, or (f, g) if `jac` is True. ``hess(x, *args)`` returns a matrix, a sparse matrix or a
     linear operator, and ``hessp(x, v, *args)`` a product. Without either, products are central differences of
     gradients. The points have the shape, type and device of `x0`.
+
+    Attributes
+    ----------
+    space, meter
+        As in `Oracle`.
+    fun, jac, hess, hessp, args
+        The functions and their further arguments.
+    shape : tuple of int
+        The shape of the points that the functions receive.
+    noise : float or None
+        Relative error of the gradients; None: the machine precision.
     """
 
     exact = has_user_gradient = True
@@ -46,7 +57,7 @@ class CallableOracle(Oracle):
         self.shape = x0.shape
         self._is_flat = len(self.shape) == 1
         self.meter = Meter()
-        self.noise: float | None = None  # relative error of the gradients; None: the machine precision
+        self.noise: float | None = None
         self.space: Space
         if isinstance(x0, Tensor):
             self.space = Space(x0.numel(), x0.dtype, x0.device)
@@ -126,7 +137,7 @@ class CallableOracle(Oracle):
         return CallableOperator(self, x)
 
     def smallest_scale(self, x: Vector) -> float:
-        """Return the smallest scale of x that difference steps follow; 1 if x was zero at all points.
+        """Record the scale of x. Return the smallest one that difference steps follow; 1 if x was zero at all points.
 
         The steps follow the root mean square of x, but not below `_MIN_SCALE_RATIO` times its largest value of the run.
         An x that tends to zero would otherwise have steps below the scale on which f changes.

@@ -15,7 +15,7 @@ import numpy as np
 
 from sanc.core.oracle import Operator
 from sanc.core.saved import state_error
-from sanc.core.space import Floats, Vector
+from sanc.core.space import Floats, Vector, host_array
 from sanc.functions.differences import DifferenceOracle, Scheme
 
 MAX_SECANT_VARIABLES = 100
@@ -74,7 +74,7 @@ class SecantOracle(DifferenceOracle):
     def _is_accurate(self, x: Vector, g: Vector) -> bool:
         """Return whether the error of a forward difference is negligible beside the gradient norm."""
         assert self._matrix is not None
-        sizes = np.maximum(1.0, np.abs(_array(self, x)))
+        sizes = np.maximum(1.0, np.abs(host_array(x)))
         step = math.sqrt(self.value_error) * sizes
         error = 0.5 * step * np.abs(np.diag(self._matrix)) + 2.0 * self.value_error * abs(self.value(x)) / step
         return _MIN_FORWARD_ERRORS * float(np.linalg.norm(error)) < self.space.norm(g)
@@ -96,7 +96,7 @@ class SecantOracle(DifferenceOracle):
     def hessian(self, x: Vector) -> Operator:
         if not self._iterates:
             return _DifferencedHessian(self, x)
-        point, g = _array(self, x), _array(self, self.gradient(x)[1])
+        point, g = host_array(x), host_array(self.gradient(x)[1])
         if self._matrix is None:
             self._matrix = self._first_matrix(x, g)
         elif self._stayed or self._updates >= _MAX_UPDATES:
@@ -141,10 +141,10 @@ class SecantOracle(DifferenceOracle):
         super().restore(numbers)
         n = self.space.dim
         parts = {"matrix": (n, n), "last": (2, n)}
-        found = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
+        arrays = {name: _saved_array(name, numbers[name], shape) for name, shape in parts.items()}
         self._central, self._stayed = bool(numbers["central"]), bool(numbers["stayed"])
-        self._updates, self._matrix = int(numbers["updates"]), found["matrix"]
-        self._last = None if found["last"] is None else (found["last"][0], found["last"][1])
+        self._updates, self._matrix = int(numbers["updates"]), arrays["matrix"]
+        self._last = None if arrays["last"] is None else (arrays["last"][0], arrays["last"][1])
 
 
 def _saved_array(name: str, saved: Any, shape: tuple[int, int]) -> Any:
@@ -167,7 +167,7 @@ class _SecantHessian(Operator):
         self._oracle, self._x, self._matrix = oracle, x, matrix
 
     def __call__(self, v: Vector) -> Vector:
-        return _vector(self._oracle, self._matrix @ _array(self._oracle, v))
+        return _vector(self._oracle, self._matrix @ host_array(v))
 
     def gradient(self) -> Vector:
         return self._oracle.gradient(self._x)[1] * 1.0
@@ -185,7 +185,7 @@ class _DifferencedHessian(Operator):
     def __call__(self, v: Vector) -> Vector:
         o = self._oracle
         o.meter.count_product(1)
-        return _vector(o, o.difference_matrix(self._x) @ _array(o, v))
+        return _vector(o, o.difference_matrix(self._x) @ host_array(v))
 
     def gradient(self) -> Vector:
         return self._oracle.gradient(self._x)[1] * 1.0
@@ -229,10 +229,10 @@ def _second_differences(oracle: SecantOracle, x: Vector) -> Floats:
     f(x + d_i + d_j) − f(x + d_i) − f(x + d_j) + f(x) is h_i h_j H_ij up to terms of third order. Its mean with that of
     −d_i and −d_j has none, but costs twice as many evaluations.
     """
-    n, point, value = oracle.space.dim, _array(oracle, x), oracle.value(x)
+    n, point, value = oracle.space.dim, host_array(x), oracle.value(x)
     steps = oracle.value_error**_SECOND_POWER * np.maximum(1.0, np.abs(point))
     if oracle.box is not None:
-        lower, upper = (np.asarray(side.cpu(), np.float64) for side in (oracle.box.lower, oracle.box.upper))
+        lower, upper = (host_array(side) for side in (oracle.box.lower, oracle.box.upper))
     else:
         lower, upper = np.full(n, -math.inf), np.full(n, math.inf)
     room_above, room_below = upper - point, point - lower
@@ -263,11 +263,6 @@ def _second_differences(oracle: SecantOracle, x: Vector) -> Floats:
                 mixed = at((k, steps[k]), (j, steps[j])) - ahead[k] - ahead[j] + value
                 matrix[j, k] = matrix[k, j] = mixed / (steps[k] * steps[j])
     return matrix
-
-
-def _array(oracle: SecantOracle, v: Any) -> Floats:
-    """Return a vector as a float64 array on the host."""
-    return np.asarray(oracle.space.tensor(v).cpu(), np.float64)
 
 
 def _vector(oracle: SecantOracle, array: Floats) -> Vector:

@@ -235,8 +235,8 @@ class CapturedOracle(AutogradOracle):
         return value, g
 
     def norm(self, v: Vector) -> float:
-        for known, norm in self._norms:
-            if known is v:
+        for vector, norm in self._norms:
+            if vector is v:
                 return norm
         return super().norm(v)
 
@@ -330,9 +330,9 @@ class ReplayedLanczos:
         """Return α_j and β_j."""
         return self._columns[2 * j : 2 * j + 2]
 
-    def combine(self, known: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
+    def combine(self, krylov: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
         """Return Q u for each coefficient vector u, as new vectors."""
-        return [self.space.combine(self._rows[: known.dim], c) for c in coefficients]
+        return [self.space.combine(self._rows[: krylov.dim], c) for c in coefficients]
 
 
 def _memory_layout(leaves: Leaves) -> list[tuple[int, ...]]:

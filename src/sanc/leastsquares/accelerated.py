@@ -131,7 +131,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     At a stationary point and without a step it is the same subspace.
     """
     is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _MIN_CURVED_STEPS
-    if not is_curved or subspace.step is None or here.start is not None:
+    if not is_curved or subspace.step is None or here.lanczos_start is not None:
         return subspace
     oracle, z, _, scale_of_f = residual_parts(here)
     if oracle.uses_whole_hessian:
@@ -151,13 +151,15 @@ class CurvatureTest(RatioTest):
 
     CURVED = "curved"
 
-    def __call__(self, here: Point, subspace: Subspace, step: cubic.CubicStep, trial: Vector, trials: int) -> Decision:
+    def __call__(
+        self, here: Point, subspace: Subspace, step: cubic.CubicStep, trial: Vector, trial_count: int
+    ) -> Decision:
         """Form ρ, accept or reject the step, and count it if the residuals are curved along it."""
-        decision = super().__call__(here, subspace, step, trial, trials)
+        decision = super().__call__(here, subspace, step, trial, trial_count)
         if decision.point is None:
             return decision
         is_limited = step.multiplier > _NEGLIGIBLE_MULTIPLIER * max(subspace.ritz_value, 0.0)
-        is_curved = trials > 0 or decision.rho < _STRAIGHT_RHO
+        is_curved = trial_count > 0 or decision.rho < _STRAIGHT_RHO
         before = here.state.acceptance_state.get(self.CURVED, 0.0)
         count = before + is_curved if is_limited else 0.0
         return decision if count == before else replace(decision, acceptance_state={self.CURVED: count})

@@ -192,7 +192,7 @@ def least_squares(
 def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
     """Iterate until the run ends; a start whose residuals or Jacobian are not finite is an ending, too."""
     oracle = run.residual_oracle
-    evaluation = oracle.evaluation(run.point)
+    evaluation = oracle.evaluation(run.full_x)
     if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
     run.before_iteration()
@@ -313,19 +313,19 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
         if callback is None:
             return False
         oracle: Any = run.unscaled_oracle
-        return asks_to_stop(callback, points.build(oracle.unscaled(run.point)))
+        return asks_to_stop(callback, points.build(oracle.unscaled(run.full_x)))
 
     return report
 
 
 def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquaresResult[Any]:
     """Return the result of a run, in the caller's variables."""
-    oracle, z = run.residual_oracle, run.point
+    oracle, z = run.residual_oracle, run.full_x
     meter = oracle.meter
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     evaluation = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.compute_certificate(run.oracle, None, run.seed)
+        run.keep_certificate(run.compute_certificate(run.oracle, None, run.seed)[0])
     cause = cause_of_start(status, residuals=evaluation.r, cost=evaluation.terms.cost, Jacobian=evaluation.jacobian)
     g = np.full_like(evaluation.x, np.nan) if evaluation.jacobian is None else evaluation.gradient()
     active = np.zeros(len(g), int)

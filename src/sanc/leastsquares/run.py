@@ -66,7 +66,7 @@ class LeastSquaresRun(Run):
     @property
     def tol(self) -> float:
         """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
-        point, tested = self.point, self._tested
+        point, tested = self.full_x, self._tested
         if tested is not None and tested.point is point:
             return tested.tolerance * self.scale_of_f
         return self.residual_oracle.tolerance(point) * self.scale_of_f
@@ -74,19 +74,19 @@ class LeastSquaresRun(Run):
     @property
     def curvature_tolerance(self) -> float:
         """Tolerance on negative curvature in scaled variables, relative to the residuals."""
-        return self.residual_oracle.curvature_tolerance(self.point) * self.scale_of_f
+        return self.residual_oracle.curvature_tolerance(self.full_x) * self.scale_of_f
 
     def before_iteration(self) -> None:
         """Measure the last step, and scale the variables; where the run may end, prepare the whole Hessian."""
         oracle = self.residual_oracle
-        if self._tested is None or self._tested.point is not self.point:
+        if self._tested is None or self._tested.point is not self.full_x:
             self._tested = self._enter_point()
         oracle.uses_whole_hessian = self._tested.is_stationary or self.stall_monitor.has_stalled
 
     def _enter_point(self) -> _Tested:
         """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
         oracle = self.residual_oracle
-        evaluation = oracle.with_jacobian(self.point)
+        evaluation = oracle.with_jacobian(self.full_x)
         last, self.last = self.last, evaluation
         step = None
         if last is None or evaluation.terms.cost < _MIN_COST_RATIO * last.terms.cost:
@@ -125,7 +125,7 @@ class LeastSquaresRun(Run):
 
     def _test_point(self) -> _Tested:
         """Test the gradient of the variables that f can decrease along, unless the residuals vanish."""
-        oracle, point = self.residual_oracle, self.point
+        oracle, point = self.residual_oracle, self.full_x
         g, free_indices = oracle.gradient(point)[1], None
         if self.box is not None:
             z, derivatives = oracle.space.tensor(point), oracle.space.tensor(g)
@@ -152,7 +152,7 @@ class LeastSquaresRun(Run):
         oracle = self.residual_oracle
         if not oracle.is_preconditioned:
             return oracle.norm(g)
-        evaluation = oracle.with_jacobian(self.point)
+        evaluation = oracle.with_jacobian(self.full_x)
         return oracle.norm(oracle.column_variables(evaluation).gradient(evaluation.gradient()))
 
     def _rescale(self, exponents: Floats, step: Floats | None) -> None:
@@ -161,9 +161,9 @@ class LeastSquaresRun(Run):
         σ, step norms and length scales change so that the model of the last step keeps its terms.
         """
         oracle, full = self.residual_oracle, self.full_oracle
-        x = oracle.unscaled(self.point)
+        x = oracle.unscaled(self.full_x)
         old = oracle.scale
-        g = oracle.gradient(self.point)[1]
+        g = oracle.gradient(self.full_x)[1]
         self.box = oracle.rescale(exponents, self.box)
         self.oracle, self.x = full, oracle.scaled(x)
         state = self.iteration.state
@@ -179,7 +179,7 @@ class LeastSquaresRun(Run):
             last_step_norm=state.last_step_norm * step_norm_ratio,
             last_grad_norm=state.last_grad_norm * grad_norm_ratio,
         )
-        self.stall_monitor.scale_gradients(grad_norm_ratio)
+        self.stall_monitor = self.stall_monitor.with_scaled_gradients(grad_norm_ratio)
 
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the whole Hessian."""
@@ -188,7 +188,7 @@ class LeastSquaresRun(Run):
             if not residuals.is_preconditioned:
                 dense = self._dense_certificate(oracle, residuals, self.x)
                 return dense or self._probe(oracle, self.x, max_products, seed)
-            changed, z = residuals.in_columns(self.point)
+            changed, z = residuals.in_columns(self.full_x)
             exponent = self.full_oracle.exponent
             whole = ScaledObjectiveOracle(changed, exponent) if exponent else changed
             certificate, v = self._dense_certificate(whole, changed, z) or self._probe(whole, z, max_products, seed)

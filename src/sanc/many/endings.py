@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sanc.core.runs.consistency import (
+from sanc.core.runs.noise_estimates import (
     DIFFERENCE_VARIANCE,
     MIN_SCALE_FRACTION,
     NOISE_DIFFERENCE_ORDER,
     NOISE_SEED,
     NOISE_SPACING,
-    ROUNDING_PROBES,
+    ROUNDING_SAMPLES,
     ROUNDING_SEED,
 )
 from sanc.core.runs.status import Status
@@ -33,7 +33,7 @@ def rounding_of_gradients(problem: RowProblem, rows: Rows) -> Tensor:
     generator = torch.Generator().manual_seed(ROUNDING_SEED)
     change = hessian_norm = torch.zeros_like(rows.point.value)
     x = rows.point.x / rows.scale
-    for _ in range(ROUNDING_PROBES):
+    for _ in range(ROUNDING_SAMPLES):
         v = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
         spectra = rows.spectra
         moved, product = (multiply_decomposed(spectra.values, spectra.vectors, part) for part in (x * v, v))

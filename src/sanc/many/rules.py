@@ -119,7 +119,7 @@ def choose_branch(ritz_value: Tensor, hessian_norm: Tensor, grad_norm: Tensor, s
 
 
 def value_decreases(value: Tensor, new_value: Tensor, predicted: Tensor, eps: float) -> Tensor:
-    """Return whether f decreased beyond the roundoff that applies to a predicted decrease (`StallMonitor.update`)."""
+    """Return whether f decreased beyond the roundoff that applies to a predicted decrease (`StallMonitor.after`)."""
     roundoff = eps * value.abs()
     return value - new_value > torch.where(predicted <= roundoff, ROUNDING_ERRORS * roundoff, roundoff)
 
@@ -127,7 +127,7 @@ def value_decreases(value: Tensor, new_value: Tensor, predicted: Tensor, eps: fl
 def update_stall(
     iterations: Tensor, best: Tensor, grad_norm: Tensor, moved: Tensor, value_decreased: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the iterations without progress, and the smallest gradient norm so far (`StallMonitor.update`)."""
+    """Return the iterations without progress, and the smallest gradient norm so far (`StallMonitor.after`)."""
     progress = (grad_norm < GRADIENT_PROGRESS * best) | (moved & value_decreased)
     return torch.where(progress, 0, iterations + 1), torch.minimum(best, grad_norm)
 

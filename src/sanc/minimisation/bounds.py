@@ -79,8 +79,8 @@ def bounded_entries(run: Run, unflatten: Any) -> dict[str, Any]:
     box, oracle = run.box, run.unscaled_oracle
     if box is None:
         return {}
-    space, (_, g) = oracle.space, oracle.gradient(run.point)
-    active = box.active(space.tensor(run.point), space.tensor(g))
+    space, (_, g) = oracle.space, oracle.gradient(run.full_x)
+    active = box.active(space.tensor(run.full_x), space.tensor(g))
     multipliers = torch.where(active != 0, space.tensor(g), 0.0)
 
     def formed(mask: Tensor, kind: Any) -> Any:
@@ -118,7 +118,7 @@ def _is_infinite_at_bounds(run: Run, status: Status) -> bool:
     """Return whether a run failed because f or its gradient is not finite where a variable is at a bound."""
     if status is Status.NOT_FINITE:
         assert run.box is not None
-        x = run.full_oracle.space.tensor(run.point)
+        x = run.full_oracle.space.tensor(run.full_x)
         return bool(((x <= run.box.lower) | (x >= run.box.upper)).any())
     notes = (Note.TRIAL_NOT_FINITE, Note.GRADIENT_NOT_FINITE)
     failed = status in (Status.NO_GRADIENT, Status.STALLED)

@@ -359,14 +359,13 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[
     # The counts of the run, without the evaluations below.
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
-    value, g = exact_oracle.gradient(run.point)
+    value, g = exact_oracle.gradient(run.full_x)
     cause = cause_of_start(status, f=value, gradient=g)
     if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.certificate, _ = run.compute_certificate(
-            run.oracle if oracle.exact else exact_oracle, run.limits.max_products, run.seed
-        )
+        objective = run.oracle if oracle.exact else exact_oracle
+        run.keep_certificate(run.compute_certificate(objective, run.limits.max_products, run.seed)[0])
     return Result(
-        x=unflatten(run.point),
+        x=unflatten(run.full_x),
         fun=value,
         jac=unflatten(g),
         success=status.success,

@@ -98,7 +98,7 @@ def _oracle_of_function(
         leaf = start if isinstance(start, Tensor) else torch.from_numpy(np.array(start))
         array = None if isinstance(start, Tensor) else start
         torch_oracle = _torch_oracle(_with_remedies(fun, array), leaf, args, hvp)
-        return torch_oracle, torch_oracle.start()
+        return torch_oracle, torch_oracle.read_point()
     flat = start.detach().clone().reshape(-1) if isinstance(start, Tensor) else np.array(start).reshape(-1)
     if isinstance(jac, str):
         scheme = _require_scheme("jac", jac)

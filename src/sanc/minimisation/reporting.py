@@ -41,12 +41,12 @@ def reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bo
             return False
         if not (by_name or with_state):
             with callers_precision():
-                return asks_to_stop(callback, unflatten(run.point))
+                return asks_to_stop(callback, unflatten(run.full_x))
         value = record.trial_value if record.branch is not Branch.STAYED else record.value
         if record.branch is Branch.STAYED and record.trials == 0 and not run.oracle.exact:
             value = math.nan  # the objective sample was not evaluated
         result: Result[Any] = Result(
-            x=unflatten(run.point), fun=value, nit=run.iterations, record=record, state=save_run(run)
+            x=unflatten(run.full_x), fun=value, nit=run.iterations, record=record, state=save_run(run)
         )
         with callers_precision():
             if with_state:

@@ -259,7 +259,7 @@ class Driver:
 
         `rates` are the factors of the step size, one for each parameter.
         """
-        x = point = oracle.start()
+        x = point = oracle.read_point()
         iteration, last_leaves = self.iteration, self.last_leaves
         meter, snapshot, style_and_hvp = replace(self.meter), iteration.snapshot(), (self.oracle.style, self.oracle.hvp)
         masters = self.masters.values

@@ -48,8 +48,10 @@ def named_parameters(groups: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
     """Return the names of an optimiser's parameters, for messages, and the parameters."""
     names, tensors = [], []
     for number, group in enumerate(groups):
-        known = group.get("param_names") or [f"{index} of group {number}" for index in range(len(group["params"]))]
-        names += [f"parameter {name} of shape {tuple(p.shape)}" for name, p in zip(known, group["params"], strict=True)]
+        labels = group.get("param_names") or [f"{index} of group {number}" for index in range(len(group["params"]))]
+        names += [
+            f"parameter {name} of shape {tuple(p.shape)}" for name, p in zip(labels, group["params"], strict=True)
+        ]
         tensors += group["params"]
     return names, tensors
 
@@ -95,7 +97,7 @@ class ParameterDigests:
         self.changed = True
 
     def update(self, groups: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-        """Return the digests of the trainable parameters, with their shapes, and of the options of the groups."""
+        """Compute the digests of trainable parameters and of options again if these have changed, and return both."""
         options = _group_options(groups)
         parameters = [
             [(tuple(p.shape), p.dtype, p.device.type, p.layout, _takes_part(group, p)) for p in group["params"]]
@@ -186,9 +188,9 @@ def _raise_different_parameters(ranks: Ranks, groups: Sequence[Mapping[str, Any]
     texts = ranks.gather_texts("\n".join(f"{name} = {value}" for name, value in rows[index].items()))
     its_lines, our_lines = texts[rank].split("\n"), texts[0].split("\n")
     pairs = [(its, ours) for its, ours in zip(its_lines, our_lines, strict=True) if its != ours]
-    known, _, _ = names[index].partition(" of shape")
+    label, _, _ = names[index].partition(" of shape")
     its, ours = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
-    raise RanksError(f"{known} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_FOR_OPTIONS}")
+    raise RanksError(f"{label} has {its} on rank {rank} and {ours} on rank 0: {_REMEDY_FOR_OPTIONS}")
 
 
 def _raise_different_decisions(ranks: Ranks, iteration: Any) -> None:

@@ -140,10 +140,10 @@ class Ranks:
     def _settle(
         self, size: Size | None, label: str, numbers: Sequence[float] | None, vector: Tensor | None
     ) -> tuple[list[list[float]], Tensor | None]:
-        """Return the messages of all ranks and the sum of their vectors, after an exchange with the claim of this rank.
+        """Exchange the claim of this rank with numbers and a vector. Return those of all ranks, and the sum of vectors.
 
-        Its next exchange is of this `size`; None: it failed. The claim is appended to `numbers` and `vector`, which
-        have the agreed size, or without numbers to zeros.
+        If claims differ, the error that `claim` names is raised. The next exchange is of this `size`; None: it failed.
+        The claim is appended to `numbers` and `vector`, which have the agreed size, or without numbers to zeros.
         """
         assert self._claim is not None
         (digests, differ), self._claim = self._claim, None

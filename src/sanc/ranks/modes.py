@@ -149,11 +149,12 @@ class DataParallel(Mode):
     def gradient_oracle(self, leaves: Leaves, point: Tensor, meter: Meter) -> GradientOnlyOracle:
         oracle = GradientOnlyOracle(leaves, point, meter)
         local = oracle.g
-        (_, mean), _ = average(
+        averaged = average(
             self.ranks, lambda: ([], local), "a gradient", like=local, reduced="maybe", style=lambda: "gradients"
         )
-        assert mean is not None
-        oracle.g = mean
+        self.ranks.wrapped = self.ranks.wrapped or averaged.wrapper_seen
+        assert averaged.vector is not None
+        oracle.g = averaged.vector
         return oracle
 
     def clock(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,27 @@ _STYLES = ("", "loss", "backward", "gradients")
 """The styles of a step, as ranks send them."""
 
 
+class Averaged(NamedTuple):
+    """The mean of the evaluations of all ranks.
+
+    Attributes
+    ----------
+    numbers : list of float
+        The means of the numbers.
+    vector : Tensor or None
+        The mean of the vectors, if they were evaluated.
+    rows : int
+        The rows of all ranks together.
+    wrapper_seen : bool
+        Whether the exchange shows that a wrapper of the model has averaged the vectors.
+    """
+
+    numbers: list[float]
+    vector: Tensor | None
+    rows: int
+    wrapper_seen: bool
+
+
 def average(
     ranks: Ranks,
     evaluate: Callable[[], Evaluation],
@@ -42,13 +63,13 @@ def average(
     rows: int = 1,
     reduced: Reduced = "no",
     style: Callable[[], str] = lambda: "",
-) -> tuple[Evaluation, int]:
-    """Return the mean of the evaluations of all ranks, and the number of rows of all ranks together.
+) -> Averaged:
+    """Return the mean of the evaluations of all ranks.
 
     Parameters
     ----------
     ranks : Ranks
-        The ranks that evaluate together.
+        The ranks that evaluate together; the caller keeps `wrapper_seen` in `ranks.wrapped`.
     evaluate : callable
         Returns the evaluation of this rank: at most two numbers and, if `like` is given, a vector of its shape.
     label : str
@@ -86,16 +107,18 @@ def average(
     weights = [abs(message.weight) for message in messages]
     weight_sum = sum(weights)
     same = reduced == "maybe" and local is not None and all(message.hashes == hashes for message in messages)
-    if reduced == "yes" or same:
+    is_reduced = reduced == "yes" or same
+    # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
+    wrapper_seen = is_reduced and any(message.numbers != messages[0].numbers for message in messages)
+    if is_reduced:
         _require_equal_weights(weights)
         total = local
-        # Equal gradients of different losses show a wrapper; batches may be equal on all ranks without one.
-        ranks.wrapped = ranks.wrapped or any(message.numbers != messages[0].numbers for message in messages)
     elif local is not None:
         total = (ranks.sum(local * weight, label) if total is None else total).div_(weight_sum)
     weighted_messages = list(zip(weights, messages, strict=True))
     means = [sum(w * message.numbers[k] for w, message in weighted_messages) / weight_sum for k in range(_MAX_NUMBERS)]
-    return (means, total), 1 if terms is None else sum(message.rows for message in messages)
+    all_rows = 1 if terms is None else sum(message.rows for message in messages)
+    return Averaged(means, total, all_rows, wrapper_seen)
 
 
 @dataclass(frozen=True)
@@ -213,13 +236,15 @@ class AveragingOracle(AutogradOracle):
     def mean(
         self, sample: Sample, label: str, evaluate: Callable[[], Evaluation], *, vector: bool = True
     ) -> Evaluation:
-        """Return the mean over the ranks of the evaluations of a sample."""
+        """Return the mean over the ranks of the evaluations of a sample, and keep what their exchange shows."""
         reduced = self.reduced or ("no" if self.style == "loss" else "maybe")
         like = self.leaves.tensors[0].detach().new_zeros(self.leaves.dim, dtype=self.leaves.dtype) if vector else None
         options: dict[str, Any] = {"terms": sample.terms, "rows": sample.size, "reduced": reduced}
         options["style"] = lambda: self.style
-        mean, self._totals[sample] = average(self.ranks, evaluate, label, like=like, **options)
-        return mean
+        averaged = average(self.ranks, evaluate, label, like=like, **options)
+        self._totals[sample] = averaged.rows
+        self.ranks.wrapped = self.ranks.wrapped or averaged.wrapper_seen
+        return averaged.numbers, averaged.vector
 
     def rows_elsewhere(self, sample: Sample) -> int:
         """Return the number of rows on the other ranks."""

@@ -87,5 +87,5 @@ class SharedSum(FiniteSum):
             value, derivative = evaluate(self._local)
             return [value], torch.tensor(derivative, device=self.ranks.device) if vector else None
 
-        (means, total), _ = average(self.ranks, local, label, like=zero, terms=float(self._held))
-        return means[0], None if total is None else total.cpu().numpy()
+        averaged = average(self.ranks, local, label, like=zero, terms=float(self._held))
+        return averaged.numbers[0], None if averaged.vector is None else averaged.vector.cpu().numpy()

@@ -12,6 +12,8 @@ from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 import sanc
 from sanc import Status
 from sanc.core.runs import consistency
+from sanc.core.runs.consistency import DefectKind
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.spectrum.product_errors import measure_nonlinearity
 from sanc.functions.oracle import CallableOracle
 
@@ -56,9 +58,10 @@ def test_noise_ends_the_run_and_is_named(size):
 def test_noise_is_measured():
     rng = np.random.default_rng(1)
     noisy = CallableOracle(lambda x: rosen(x) + 1e-6 * rng.standard_normal(), X0, jac=rosen_der)
-    said = consistency.find_noise(noisy, X0, 1.0)
-    assert 2e-7 < float(said.split("±")[1].split()[0]) < 5e-6
-    assert consistency.find_noise(CallableOracle(rosen, X0, jac=rosen_der), X0, 1.0) == ""
+    defect = consistency.find_noise(noisy, X0, 1.0)
+    assert defect.kind is DefectKind.NOISE
+    assert 2e-7 < float(defect.sentence.split("±")[1].split()[0]) < 5e-6
+    assert consistency.find_noise(CallableOracle(rosen, X0, jac=rosen_der), X0, 1.0) is None
 
 
 @pytest.mark.parametrize("skew", [np.triu(np.full((4, 4), 1e3), 1), 300 * np.random.default_rng(1).normal(size=(4, 4))])
@@ -67,7 +70,7 @@ def test_an_asymmetric_product_is_named(skew):
     assert result.status is Status.INCONSISTENT and "not symmetric" in result.message and result.nit <= 51
     exact = CallableOracle(rosen, X0, jac=rosen_der, hessp=rosen_hess_prod)
     differenced = CallableOracle(rosen, X0, jac=rosen_der)
-    assert consistency.find_asymmetry(exact, X0) == consistency.find_asymmetry(differenced, X0) == ""
+    assert consistency.find_asymmetry(exact, X0) is consistency.find_asymmetry(differenced, X0) is None
 
 
 def test_a_jump_is_no_hang():
@@ -200,7 +203,7 @@ def test_rounding_of_a_gradient_against_exact_arithmetic():
         error = np.linalg.norm((given["jac"](x) - 2 * wide.T @ (wide @ x - y)).astype(float))
         for constant in (0.0, 1e40):
             oracle = CallableOracle(lambda x, A=A, y=y, c=constant: float(((A @ x - y) ** 2).sum()) + c, x, **given)
-            assert error < consistency.estimate_gradient_rounding(oracle, x, 1.0) < 1e3 * error
+            assert error < estimate_gradient_rounding(oracle, x, 1.0) < 1e3 * error
 
 
 @pytest.mark.parametrize("n", [4, 30])
@@ -208,10 +211,14 @@ def test_rounding_of_a_gradient_against_exact_arithmetic():
 def test_a_wrong_product_is_found_by_differences_of_the_gradient(factor, n):
     x = np.linspace(-1.2, 1.0, n)
     oracle = CallableOracle(rosen, x, jac=rosen_der, hessp=lambda x, v: factor * rosen_hess_prod(x, v))
-    said = consistency.find_wrong_product(oracle, x, 1.0)
-    assert ("inconsistent with the gradient" in said) == (factor != 1.0)
+    defect = consistency.find_wrong_product(oracle, x, 1.0)
+    assert (defect is None) == (factor == 1.0)
+    if factor != 1.0:
+        assert defect.kind is DefectKind.PRODUCT and "inconsistent with the gradient" in defect.sentence
     if factor > 1.0:
-        ours, differences = (float(said.split(words)[1].split()[0].strip(",:")) for words in ("norm is", "jac have"))
+        ours, differences = (
+            float(defect.sentence.split(words)[1].split()[0].strip(",:")) for words in ("norm is", "jac have")
+        )
         assert ours / differences == pytest.approx(factor, rel=0.01)
 
 
@@ -234,15 +241,15 @@ def test_differences_suit_variables_of_different_magnitudes(factor):
     oracle = CallableOracle(
         lambda x: 0.5 * residuals(x) @ residuals(x), x, jac=lambda x: jacobian(x).T @ residuals(x), hessp=hessp
     )
-    assert (consistency.find_wrong_product(oracle, x, 1.0) == "") == (factor == 1.0)
+    assert (consistency.find_wrong_product(oracle, x, 1.0) is None) == (factor == 1.0)
 
 
 def test_a_product_within_roundoff_or_of_a_rough_gradient_is_no_contradiction():
     rng = np.random.default_rng(3)
     rough = CallableOracle(rosen, X0, jac=lambda x: rosen_der(x) + rng.standard_normal(4), hessp=rosen_hess_prod)
-    assert consistency.find_wrong_product(rough, X0, 1.0) == ""
+    assert consistency.find_wrong_product(rough, X0, 1.0) is None
     single = CallableOracle(rosen, X0, jac=rosen_der, hessp=lambda x, v: rosen_hess_prod(x, v.astype(np.float32)))
-    assert consistency.find_wrong_product(single, X0, 1.0) == ""
+    assert consistency.find_wrong_product(single, X0, 1.0) is None
 
 
 @pytest.mark.parametrize("max_iter", [120, 99])

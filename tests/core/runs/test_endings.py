@@ -43,25 +43,23 @@ def record(branch=Branch.SUCCESSFUL, grad_norm=1.0, decrease=0.0, note="", predi
     ],
 )
 def test_progress_exceeds_roundoff(last, rejection_counts, expected):
-    monitor = StallMonitor(count=3, best_grad_norm=1.0)
-    monitor.update(last, EPS, rejection_counts=rejection_counts)
+    monitor = StallMonitor(count=3, best_grad_norm=1.0).after(last, EPS, rejection_counts=rejection_counts)
     assert monitor.count == expected and monitor.best_grad_norm == min(1.0, last.grad_norm)
 
 
 def test_a_step_below_the_least_norm_is_no_progress():
     monitor = StallMonitor(count=3, best_grad_norm=1.0)
     for step_norm, expected in ((1e-15, 4), (3e-15, 0)):
-        monitor.count = 3
         made = replace(record(decrease=0.1), step_norm=step_norm)
-        monitor.update(made, EPS, rejection_counts=True, min_step_norm=2e-15)
-        assert monitor.count == expected
+        assert monitor.after(made, EPS, rejection_counts=True, min_step_norm=2e-15).count == expected
+    assert monitor.count == 3  # it is a value
 
 
 def test_a_run_has_stalled_after_ten_iterations_without_progress():
     monitor = StallMonitor()
     for k in range(STALL_LIMIT + 1):
         assert monitor.has_stalled == (k > STALL_LIMIT)  # the first iteration lowers the gradient norm from infinity
-        monitor.update(record(), EPS, rejection_counts=False)
+        monitor = monitor.after(record(), EPS, rejection_counts=False)
     assert monitor.has_stalled
 
 
@@ -73,8 +71,9 @@ def step(oracle, x, s, iteration=0, rho=1.0):
     return MadeStep(x, point, g, made)
 
 
-def ending(monitor, oracle, *args, **kwargs):
-    return monitor.ending_after(oracle, step(oracle, *args, **kwargs), first_length_scale=1.0, needs_products=False)
+def after(monitor, oracle, *args, **kwargs):
+    """Return the monitor after a step, and the ending."""
+    return monitor.after(oracle, step(oracle, *args, **kwargs), first_length_scale=1.0, needs_products=False)
 
 
 X, S = np.array([-1.2, 1.0]), np.array([1e-3, 2e-3])
@@ -84,21 +83,25 @@ X, S = np.array([-1.2, 1.0]), np.array([1e-3, 2e-3])
 def test_three_of_the_first_steps_must_contradict_the_gradient(factor, status):
     oracle = CallableOracle(rosen, X, jac=lambda x: factor * rosen_der(x), hess=rosen_hess)
     monitor = StepMonitor()
-    assert [ending(monitor, oracle, X, S, k).status for k in range(2)] == [None, None]
-    third = ending(monitor, oracle, X, S, 2)
+    for k in range(2):
+        monitor, ending = after(monitor, oracle, X, S, k)
+        assert ending.status is None
+    monitor, third = after(monitor, oracle, X, S, 2)
     assert third.status is status and ("0.333 times as fast" in third.cause) == (status is not None)
     assert monitor.mismatches == (0 if status is None else 3)
-    later = StepMonitor(mismatches=2)
-    assert ending(later, oracle, X, S, 5).status is None and later.mismatches == 2  # after the first five iterations
+    later, ending = after(StepMonitor(mismatches=2), oracle, X, S, 5)
+    assert ending.status is None and later.mismatches == 2  # after the first five iterations
 
 
 def test_steps_with_less_than_half_of_the_predicted_decrease_are_mismatches():
     oracle, monitor = CallableOracle(rosen, X, jac=rosen_der, hess=rosen_hess), StepMonitor()
     for k, rho in enumerate((0.51, 0.49)):
-        assert ending(monitor, oracle, X, S, k, rho).status is None
+        monitor, ending = after(monitor, oracle, X, S, k, rho)
+        assert ending.status is None
     assert monitor.mismatches == 1 and not monitor.gradient_verified
     stays = MadeStep(X, X, oracle.gradient(X)[1], Record(2, value=rosen(X), trials=3))
-    assert monitor.ending_after(oracle, stays, 1.0, needs_products=False) is CONTINUE
+    monitor, ending = monitor.after(oracle, stays, 1.0, needs_products=False)
+    assert ending is CONTINUE
     assert monitor.gradient_verified and monitor.noise_checked  # a rejected iteration: differences were computed
 
 

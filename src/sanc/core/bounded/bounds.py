@@ -6,8 +6,8 @@ released together. A `FaceOracle` evaluates f as a function of the free variable
 certificate and all tests of a run are those without bounds, in fewer dimensions. If every variable is free, the vectors
 are the same objects, and the steps are those without bounds bit for bit.
 
-`sanc.core.runs.faces` changes the face of a run, and `sanc.core.bounded.box_model` has the step: a minimiser of the
-cubic model in the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
+`sanc.core.runs.faces` has the face of a point, and `sanc.core.bounded.box_model` the step: a minimiser of the cubic
+model in the box. No evaluation leaves the box: `move` projects, and outside values are NaN without a call of f.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class FaceOracle(WrappedOracle):
         The oracle of f, which counts the evaluations.
     box : Box
         The bounds of all variables.
-    point : vector
-        All variables.
+    base_point : vector
+        All variables, of which the face holds those that are not free.
     free_indices : Tensor or None
         Indices of the free variables; None: all are free, and `inner` has the same vectors.
 
@@ -124,9 +124,9 @@ class FaceOracle(WrappedOracle):
         The bounds of the free variables.
     """
 
-    def __init__(self, inner: Oracle, box: Box, point: Vector, free_indices: Tensor | None) -> None:
+    def __init__(self, inner: Oracle, box: Box, base_point: Vector, free_indices: Tensor | None) -> None:
         super().__init__(inner, inner.space if free_indices is None else _smaller_space(inner.space, len(free_indices)))
-        self.point, self.free_indices = point, free_indices
+        self.base_point, self.free_indices = base_point, free_indices
         self.box = box.restricted(free_indices)
         self._full_points: RecentCache[Vector] = RecentCache(MAX_CACHED_POINTS)
         self._current: tuple[Vector, Vector] | None = None  # x of the run, here and in the whole space
@@ -145,7 +145,7 @@ class FaceOracle(WrappedOracle):
         return self.inner
 
     def full_vector(self, v: Vector) -> Vector:
-        return v if self.free_indices is None else self.embed(v, self.point)
+        return v if self.free_indices is None else self.embed(v, self.base_point)
 
     def full_point(self, x: Vector) -> Vector:
         if self.free_indices is None:
@@ -155,7 +155,7 @@ class FaceOracle(WrappedOracle):
         return self._full_points.get(x, self._embed)
 
     def _embed(self, x: Vector) -> Vector:
-        return self.embed(x, self.point)
+        return self.embed(x, self.base_point)
 
     def embed(self, v: Vector, base: Vector) -> Vector:
         """Return a new vector with the entries of v, and the entries of `base` where variables are held."""
@@ -256,7 +256,7 @@ class _FaceOperator(Operator):
         self.inner.release()
 
 
-class _PointSpace(NumpySpace):
+class _ZeroDimensionalSpace(NumpySpace):
     """The space of a face without free variables, whose vectors BLAS rejects."""
 
     def unread_norm(self, v: Any) -> float:
@@ -266,5 +266,5 @@ class _PointSpace(NumpySpace):
 def _smaller_space(space: Space, dim: int) -> Space:
     """Return the space of fewer variables."""
     if isinstance(space, NumpySpace):
-        return NumpySpace(dim, space.dtype) if dim else _PointSpace(dim, space.dtype)
+        return NumpySpace(dim, space.dtype) if dim else _ZeroDimensionalSpace(dim, space.dtype)
     return Space(dim, space.dtype, space.device)

@@ -28,7 +28,7 @@ import numpy as np
 from sanc.core.bounded.bounds import FaceOracle
 from sanc.core.pieces import Model, Subspace
 from sanc.core.point import Point
-from sanc.core.space import Floats, Vector
+from sanc.core.space import Floats, Vector, host_array
 from sanc.core.spectrum.cubic import CubicStep, compute_spectrum
 from sanc.core.spectrum.krylov import NonFiniteProductError, StepBasis
 from sanc.core.units import Units
@@ -188,9 +188,9 @@ class BoundedSubspace:
             return point
         return self.inner.trial_point(x, step)
 
-    def longer_step(self, here: Point, sigma: float, trials: int) -> CubicStep | None:
-        """Return the step of a smaller σ; None if no step is to be tried after `trials` trial points."""
-        step = self.inner.longer_step(here, sigma, trials)
+    def longer_step(self, here: Point, sigma: float, trial_count: int) -> CubicStep | None:
+        """Return the step of a smaller σ; None if no step is to be tried after `trial_count` trial points."""
+        step = self.inner.longer_step(here, sigma, trial_count)
         return step if step is None or not step.decrease > 0.0 else self._in_box(here, step)
 
     def propose(self, here: Point, sigma: float) -> CubicStep | None:
@@ -222,10 +222,10 @@ class BoundedSubspace:
         box = oracle.box
         projected = space.tensor(trial).clamp(box.lower, box.upper)
         quadratic = self._quadratic
-        lower, upper = (_host(bound - x) for bound in (box.lower, box.upper))
+        lower, upper = (host_array(bound - x) for bound in (box.lower, box.upper))
         model = _BoxModel(quadratic, step.sigma, lower, upper)
-        start = _host(projected - x)
-        s, decrease = model.improve(start) if isinstance(quadratic, _Products) else model.minimise(start)
+        initial_step = host_array(projected - x)
+        s, decrease = model.improve(initial_step) if isinstance(quadratic, _Products) else model.minimise(initial_step)
         # Entries at a bound are set to it, since x + (bound − x) may differ from it by roundoff.
         point = (x + x.new_tensor(s)).clamp(box.lower, box.upper)
         point = point.where(x.new_tensor(s > lower).bool(), box.lower).where(x.new_tensor(s < upper).bool(), box.upper)
@@ -237,11 +237,6 @@ class BoundedSubspace:
 def _fields_of(step: CubicStep) -> dict[str, Any]:
     """Return the fields that every cubic step has."""
     return {item.name: getattr(step, item.name) for item in fields(CubicStep)}
-
-
-def _host(array: Any) -> Floats:
-    """Return a tensor or array as a float64 array on the host."""
-    return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +264,17 @@ class _Quadratic:
     def from_basis(cls, here: Point, basis: StepBasis) -> _Quadratic:
         """Return the quadratic model in the basis of a subspace."""
         space, (diagonal, off_diagonal) = here.space, basis.tridiagonal()
-        rows, shift = _host(basis.basis), 0.0
+        rows, shift = host_array(basis.basis), 0.0
         if len(rows) < space.dim:
             shift = float(np.mean(np.abs(compute_spectrum(diagonal, off_diagonal).values)))
         if basis.last_beta > 0.0:
             # B is known on Q only. With T positive definite, β²/pivot is the smallest curvature of the next vector for
             # which the bordered T stays semidefinite.
-            rows = np.vstack([rows, _host(basis.next_vector)])
+            rows = np.vstack([rows, host_array(basis.next_vector)])
             diagonal = np.append(diagonal, max(basis.schur_complement, shift))
             off_diagonal = np.append(off_diagonal, basis.last_beta)
         coefficients = np.diag(diagonal - shift) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        return cls(_host(space.tensor(here.g)), rows, coefficients, shift)
+        return cls(host_array(here.g), rows, coefficients, shift)
 
     def multiply(self, v: Floats) -> Floats:
         """Return B̂v."""
@@ -292,14 +287,14 @@ class _Products:
 
     def __init__(self, here: Point) -> None:
         self._here = here
-        self.g = _host(here.space.tensor(here.g))
+        self.g = host_array(here.g)
 
     def multiply(self, v: Floats) -> Floats:
         """Return Bv."""
         oracle, space = self._here.oracle, self._here.space
         operator = oracle.hessian(self._here.x)
         try:
-            product = _host(space.tensor(operator(space.vector(space.tensor(self._here.x).new_tensor(v)))))
+            product = host_array(operator(space.vector(space.tensor(self._here.x).new_tensor(v))))
         finally:
             operator.release()
         if not np.isfinite(product).all():
@@ -313,10 +308,10 @@ class _BoxModel:
     def __init__(self, quadratic: _Quadratic | _Products, sigma: float, lower: Floats, upper: Floats) -> None:
         self.quadratic, self._cubic_coefficient, self.lower, self.upper = quadratic, sigma, lower, upper
 
-    def minimise(self, start: Floats) -> tuple[Floats, float]:
-        """Return a point that is no worse than `start` and than the Cauchy point, and the decrease of m there."""
+    def minimise(self, initial_step: Floats) -> tuple[Floats, float]:
+        """Return a step that is no worse than `initial_step` and the Cauchy step, and the decrease of m there."""
         cauchy = self._cauchy_point()
-        s = min((start, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
+        s = min((initial_step, cauchy), key=lambda candidate: self.evaluate(candidate)[0])
         value, model_gradient = self.evaluate(s)
         tolerance = _MODEL_GRADIENT_TOLERANCE * float(np.linalg.norm(self.quadratic.g))
         for _ in range(_MAX_MODEL_NEWTON_STEPS):
@@ -331,11 +326,11 @@ class _BoxModel:
             s, value, model_gradient = trial, trial_value, trial_gradient
         return s, -value
 
-    def improve(self, start: Floats) -> tuple[Floats, float]:
-        """Return `start` if m decreases there, otherwise the Cauchy point, and the decrease of m there."""
-        value = self.evaluate(start)[0]
+    def improve(self, initial_step: Floats) -> tuple[Floats, float]:
+        """Return `initial_step` if m decreases there, otherwise the Cauchy step, and the decrease of m there."""
+        value = self.evaluate(initial_step)[0]
         if value < 0.0:
-            return start, -value
+            return initial_step, -value
         cauchy = self._cauchy_point()
         return cauchy, -self.evaluate(cauchy)[0]
 
@@ -364,10 +359,12 @@ class _BoxModel:
         Along negative curvature the direction ends at the minimiser of m along it.
         """
         norm = float(np.linalg.norm(s))
-        unit = s / norm if norm > 0.0 else s
+        s_direction = s / norm if norm > 0.0 else s
 
         def multiply(v: Floats) -> Floats:
-            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (v + (unit @ v) * unit)
+            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (
+                v + (s_direction @ v) * s_direction
+            )
             return np.where(free, product, 0.0)
 
         residual = np.where(free, -model_gradient, 0.0)

@@ -1,8 +1,7 @@
 """Consistency of f, its gradient and its Hessian products as a caller supplies them, and noise in f.
 
 A stalled run does not reveal its cause. A few more evaluations show whether the gradient belongs to another function,
-the Hessian product is asymmetric, or the values are noisy. Each `find_…` returns a sentence about the defect, or an
-empty string if there is none.
+the Hessian product is asymmetric, or the values are noisy. Each `find_…` returns a `Defect`, or None if there is none.
 """
 
 from __future__ import annotations
@@ -10,19 +9,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
 from sanc.core.oracle import Oracle
-from sanc.core.space import ROUNDING_ERRORS, Space, Vector
+from sanc.core.runs.noise_estimates import MIN_REPORTED_NOISE, estimate_gradient_rounding, measure_noise
+from sanc.core.space import Vector
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.core.spectrum.product_errors import NONLINEARITY_FACTOR, measure_nonlinearity
 from sanc.core.units import length_scale_at
 
-ROUNDING_SEED, NOISE_SEED, _CURVATURE_SEED, _PRODUCT_SEED = 11, 7, 5, 13
-"""Seeds of the random directions of tests, so that they differ from each other."""
-ROUNDING_PROBES = 3
-"""Random vectors of which the largest product estimates the rounding error of a gradient."""
+_CURVATURE_SEED, _PRODUCT_SEED = 5, 13
+"""Seeds of the random directions of tests; those of `noise_estimates.py` are others."""
 _SECOND_DIFFERENCE_ERRORS = 4.0
 """Rounding errors of f in a second difference: one for each of two values, and two for twice the third."""
 _DERIVATIVE_TOLERANCE = 0.1
@@ -50,21 +50,35 @@ _SIGNIFICANT_ERRORS = 10.0
 only, and may be ten times too small."""
 MAX_SCALED_VARIABLES = 100
 """Variables up to which a stalled run compares the diagonal entries of the Hessian, with a product for each."""
-_MIN_REPORTED_NOISE = 1e2
-"""Noise of f, in units of its rounding error, that is reported after a stall."""
 MAX_NOISE = 1e6
 """Noise of f, in units of its rounding error, that ends a run."""
-NOISE_SPACING, MIN_SCALE_FRACTION = 1e3, 1e-2
-"""Spacing of the points at which noise is measured, in rounding errors of x: far enough apart to differ, and so near
-that f is almost a polynomial (Moré and Wild 2011). ‖x‖ counts as at least this fraction of the length scale."""
-NOISE_DIFFERENCE_ORDER = 3
-"""Differences from which the noise of gradients is estimated are of this order."""
-DIFFERENCE_VARIANCE = math.comb(2 * NOISE_DIFFERENCE_ORDER, NOISE_DIFFERENCE_ORDER)
-"""Variance of such a difference of independent errors of variance 1: the sum of the squared binomial coefficients."""
-_POINT_ROUNDING_FRACTION = 0.1
-"""Noise up to this fraction of the differences between neighbouring points may come from rounding the points. Along the
-line that is 1e-3 of them, by `NOISE_SPACING`, and more across it if f changes faster there. Near a zero of f it exceeds
-the roundoff of f."""
+
+
+class DefectKind(Enum):
+    """What is inconsistent, noisy or inaccurate."""
+
+    GRADIENT = "the gradient contradicts f"
+    DIFFERENCED_GRADIENT = "the error of a differenced gradient is too large"
+    PRODUCT = "a Hessian product contradicts f or its gradient"
+    ASYMMETRY = "a Hessian product is not symmetric"
+    NOISE = "f is noisy"
+    SCALES = "the variables have too different scales"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect of f, its gradient or its Hessian products.
+
+    Attributes
+    ----------
+    kind : DefectKind
+        What is defective.
+    sentence : str
+        A sentence about it, with the remedy, for the message of the result.
+    """
+
+    kind: DefectKind
+    sentence: str
 
 
 def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: float) -> tuple[float, float]:
@@ -101,59 +115,27 @@ def differenced_derivative_ratio(oracle: Oracle, x: Vector, first_length_scale: 
     return ratio, error
 
 
-def find_wrong_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Return how the values near x contradict the gradient."""
+def find_wrong_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> Defect | None:
+    """Return the defect of a gradient that the values near x contradict."""
     error, truncation = oracle.gradient_error(x), oracle.truncation_error(x)
     if truncation is not None:
         error += oracle.space.norm(truncation) + estimate_gradient_rounding(oracle, x, first_length_scale)
     if error > _DERIVATIVE_TOLERANCE * oracle.space.norm(oracle.gradient(x)[1]):
-        return ""  # the gradient is differenced, and too inaccurate for a comparison
+        return None  # the gradient is differenced, and too inaccurate for a comparison
     ratio, error = differenced_derivative_ratio(oracle, x, first_length_scale)
     if not abs(ratio - 1.0) > _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
-        return ""
+        return None
     if abs(ratio + 1.0) <= _DERIVATIVE_TOLERANCE + _SIGNIFICANT_ERRORS * error:
-        return "The sign of the gradient is wrong: f decreases along it."
-    return (
+        return Defect(DefectKind.GRADIENT, "The sign of the gradient is wrong: f decreases along it.")
+    return Defect(
+        DefectKind.GRADIENT,
         f"The gradient is inconsistent with f: along the gradient f changes {ratio:.3g} times as fast as the gradient "
-        "predicts."
+        "predicts.",
     )
 
 
-def estimate_gradient_rounding(oracle: Oracle, x: Vector, first_length_scale: float) -> float:
-    """Return an estimate of the norm of the rounding error of an exact gradient; 0 if a product is not finite.
-
-    Rounding x changes the gradient by about eps·‖B(x∘ξ)‖, with a standard normal ξ. The sum of its terms adds at most
-    about eps·√(2‖B‖|f|). For f = ‖r‖² with r = Ax − y this is 2 eps·‖A‖‖r‖, a bound on the error of the inner products
-    in 2Aᵀr. ‖B‖ is the Frobenius norm, which is the root mean square of ‖Bξ‖. A constant in f raises this bound and not
-    the error. So the second term is at most the noise of gradients near x.
-    """
-    space, operator, value = oracle.space, oracle.hessian(x), oracle.gradient(x)[0]
-    change = hessian_norm = 0.0
-    try:
-        for k in range(ROUNDING_PROBES):
-            v = space.normal(np.random.default_rng((k, ROUNDING_SEED)))
-            change = max(change, space.norm(operator(x * v)))
-            hessian_norm = max(hessian_norm, space.norm(operator(v)))
-    except NonFiniteProductError:
-        return 0.0
-    finally:
-        operator.release()
-    sum_error = space.eps * math.sqrt(2.0 * hessian_norm) * math.sqrt(abs(value))
-    return ROUNDING_ERRORS * (
-        space.eps * change + min(sum_error, estimate_gradient_noise(oracle, x, first_length_scale))
-    )
-
-
-def estimate_gradient_noise(oracle: Oracle, x: Vector, first_length_scale: float, seed: int = 0) -> float:
-    """Return the noise of the gradient near x from third differences on a line, as `find_noise` does for f."""
-    differences = [oracle.gradient(point)[1] for point in _points_on_line(oracle.space, x, first_length_scale, seed)]
-    for _ in range(NOISE_DIFFERENCE_ORDER):
-        differences = [after - before for before, after in itertools.pairwise(differences)]
-    return math.hypot(*map(oracle.space.norm, differences)) / math.sqrt(DIFFERENCE_VARIANCE * len(differences))
-
-
-def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Return a sentence about a directional derivative of f at x that is far larger than the small gradient there.
+def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: float) -> Defect | None:
+    """Return the defect of a small gradient at x that is far below a directional derivative of f there.
 
     Central differences along a random direction with two steps, far below `first_length_scale`, have to agree.
     """
@@ -165,46 +147,49 @@ def find_wrong_small_gradient(oracle: Oracle, x: Vector, first_length_scale: flo
         derivatives.append((0.5 * ahead - 0.5 * behind) / step)
         rounding = space.eps * max(abs(ahead), abs(behind)) / step
         if not abs(derivatives[-1] - expected) > _MIN_DERIVATIVE_RATIO * abs(expected) + _ROUNDOFF_MARGIN * rounding:
-            return ""
+            return None
     if not abs(derivatives[0] - derivatives[1]) <= _DERIVATIVE_TOLERANCE * abs(derivatives[0] - expected):
-        return ""
+        return None
     derivative = derivatives[0] / space.norm(d)
-    return (
+    return Defect(
+        DefectKind.GRADIENT,
         f"The gradient is inconsistent with f: its norm is {space.norm(g):.1g}, and f has a derivative of "
-        f"{derivative:.3g}."
+        f"{derivative:.3g}.",
     )
 
 
-def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) -> str:
-    """Return a sentence about differenced gradients with a largest norm below the error that roundoff in f causes."""
+def find_unreliable_gradients(oracle: Oracle, x: Vector, largest_norm: float) -> Defect | None:
+    """Return the defect of differenced gradients whose largest norm is below the error that roundoff in f causes."""
     error = oracle.gradient_error(x)
     if error == 0.0 or largest_norm > _MIN_RELIABLE_ERRORS * error:
-        return ""
-    return difference_error_message(error)
+        return None
+    return difference_defect(error)
 
 
-def find_large_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> str:
-    """Return a sentence about a differenced gradient whose error far exceeds the tolerance on its norm."""
+def find_large_difference_error(oracle: Oracle, x: Vector, tolerance: float) -> Defect | None:
+    """Return the defect of a differenced gradient whose error far exceeds the tolerance on its norm."""
     error = oracle.gradient_error(x)
-    return difference_error_message(error) if error > _MIN_RELIABLE_ERRORS * tolerance else ""
+    return difference_defect(error) if error > _MIN_RELIABLE_ERRORS * tolerance else None
 
 
-def difference_error_message(gradient_error: float, curvature_error: float = 0.0) -> str:
-    """Return the sentence about the error of a differenced gradient and, if it is not 0, of the curvature."""
+def difference_defect(gradient_error: float, curvature_error: float = 0.0) -> Defect:
+    """Return the defect of a differenced gradient with this error and, if it is not 0, this error of the curvature."""
     addition = f", and of {curvature_error:.1g} in its curvature" if curvature_error else ""
-    return (
+    return Defect(
+        DefectKind.DIFFERENCED_GRADIENT,
         f"The gradient is differenced, and the error of f alone causes one of {gradient_error:.1g}{addition}: subtract "
-        "a constant from f, compute f more accurately, or pass its gradient as jac."
+        "a constant from f, compute f more accurately, or pass its gradient as jac.",
     )
 
 
-def truncation_message(gradient_error: float) -> str:
-    """Return the sentence about a differenced gradient whose error may exceed a decrease of f."""
-    return f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
+def truncation_defect(gradient_error: float) -> Defect:
+    """Return the defect of a differenced gradient whose error may exceed a decrease of f."""
+    sentence = f"Differences cause an error of {gradient_error:.1g} in the gradient here: pass its gradient as jac."
+    return Defect(DefectKind.DIFFERENCED_GRADIENT, sentence)
 
 
-def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, tolerance: float) -> str:
-    """Return a sentence about a curvature of f at x that differences of the caller's gradient miss.
+def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, tolerance: float) -> Defect | None:
+    """Return the defect of products that miss a curvature of f at x, as differences of the caller's gradient.
 
     Roundoff in a gradient may exceed its differences, and then these miss all curvature. Second differences of values,
     with far longer steps, detect it. They are computed along a random direction, with steps relative to the length
@@ -220,7 +205,7 @@ def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, 
         product = operator(d)
         expected, product_error = space.dot(d, product), operator.error(d, product)
     except NonFiniteProductError:
-        return ""
+        return None
     finally:
         operator.release()
 
@@ -241,16 +226,17 @@ def find_missed_curvature(oracle: Oracle, x: Vector, first_length_scale: float, 
     steps = (*(length_scale * fraction for fraction in _SECOND_DIFFERENCE_STEPS), balanced or length_scale)
     best = _best_second_difference(second_difference, agrees, steps)
     if best is None:
-        return ""
+        return None
     error, curvature = best
     discrepancy = max(abs(curvature - expected), product_error)
     is_significant = discrepancy > _DERIVATIVE_TOLERANCE * abs(expected) + _SIGNIFICANT_ERRORS * error
     if not is_significant or not discrepancy > abs(curvature) / (1.0 + _DERIVATIVE_TOLERANCE):
-        return ""
-    return (
+        return None
+    return Defect(
+        DefectKind.PRODUCT,
         f"Along a direction in which f has a curvature of {curvature:.2g}, differences of jac show {expected:.2g}, "
         f"with an error of {discrepancy:.1g}: subtract a constant from f if jac differences it, or pass an exact jac, "
-        "or hessp."
+        "or hessp.",
     )
 
 
@@ -274,8 +260,8 @@ def _best_second_difference(
     return min(candidates, default=(math.inf, math.nan))
 
 
-def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
-    """Return a sentence about an asymmetric Hessian product at x."""
+def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> Defect | None:
+    """Return the defect of an asymmetric Hessian product at x."""
     space, operator = oracle.space, oracle.hessian(x)
     u, v = (space.normal(np.random.default_rng((seed, k))) for k in range(2))
     try:
@@ -287,31 +273,33 @@ def find_asymmetry(oracle: Oracle, x: Vector, seed: int = 0) -> str:
         if abs(left - right) > allowed:
             allowed += NONLINEARITY_FACTOR * measure_nonlinearity(operator, space) * 2.0 * space.norm(u) * space.norm(v)
     except NonFiniteProductError:
-        return ""
+        return None
     finally:
         operator.release()
     if not abs(left - right) > allowed:
-        return ""
-    return f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
+        return None
+    sentence = f"The Hessian product is not symmetric: vᵀHu = {left:.4g} and uᵀHv = {right:.4g}."
+    return Defect(DefectKind.ASYMMETRY, sentence)
 
 
-def find_different_scales(oracle: Oracle, x: Vector) -> str:
-    """Return a sentence about diagonal entries of the Hessian if the smallest is below the roundoff of the largest.
+def find_different_scales(oracle: Oracle, x: Vector) -> Defect | None:
+    """Return the defect of variables whose second derivatives are below the roundoff of the largest one.
 
     Only a function of few variables is tested, since the diagonal takes a product for each.
     """
     if oracle.space.dim > MAX_SCALED_VARIABLES:
-        return ""
+        return None
     try:
         smallest, largest = extreme_entries(hessian_diagonal(oracle, x))
     except NonFiniteProductError:
-        return ""
+        return None
     if not have_different_scales(smallest, largest, oracle.space.eps):
-        return ""
-    return (
+        return None
+    return Defect(
+        DefectKind.SCALES,
         f"The second derivatives by single variables are between {smallest:.1g} and {largest:.1g}, so that steps in "
         "one variable are below the roundoff of others: scale the variables, or pass precond, such as one over the "
-        "absolute values of the Hessian's diagonal."
+        "absolute values of the Hessian's diagonal.",
     )
 
 
@@ -331,33 +319,33 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
     entries = []
     try:
         for k in range(space.dim):
-            unit = space.zeros()
-            space.tensor(unit)[k] = 1.0
-            entries.append(abs(space.dot(unit, operator(unit))))
+            basis_vector = space.zeros()
+            space.tensor(basis_vector)[k] = 1.0
+            entries.append(abs(space.dot(basis_vector, operator(basis_vector))))
     finally:
         operator.release()
     return entries
 
 
-def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Return a sentence about a Hessian product of the caller that differences of the caller's gradient contradict.
+def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> Defect | None:
+    """Return the defect of a Hessian product of the caller that differences of the caller's gradient contradict.
 
     They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
     that suits the largest variables may leave the range in which the gradient is linear in a small one.
     """
     if not oracle.has_user_gradient or oracle.differenced_products:
-        return ""
+        return None
     space = oracle.space
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
     relative = space.vector(space.tensor(d) * space.tensor(x).abs())
-    cause = _contradiction_along(oracle, x, d, first_length_scale)
-    if not cause or not space.norm(relative) > 0.0:
-        return cause
-    return cause if _contradiction_along(oracle, x, relative, first_length_scale) else ""
+    defect = _contradiction_along(oracle, x, d, first_length_scale)
+    if defect is None or not space.norm(relative) > 0.0:
+        return defect
+    return defect if _contradiction_along(oracle, x, relative, first_length_scale) else None
 
 
-def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scale: float) -> str:
-    """Return a sentence about the Hessian product along d if differences of the gradient contradict it.
+def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scale: float) -> Defect | None:
+    """Return the defect of the Hessian product along d if differences of the gradient contradict it.
 
     The differences have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees
     with it, and two of them agree with each other.
@@ -367,73 +355,51 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scal
     try:
         product = operator(d)
     except NonFiniteProductError:
-        return ""
+        return None
     finally:
         operator.release()
     quotients = []
     for step in (length_scale_at(first_length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ends = [x + d * step, x - d * step]
         if not all(map(oracle.is_inside, ends)):
-            return ""
+            return None
         ahead, behind = (oracle.gradient(end)[1] for end in ends)
         quotient = (ahead - behind) * (0.5 / step)
         rounding = space.eps * max(space.norm(ahead), space.norm(behind)) / step
         allowed = _DERIVATIVE_TOLERANCE * space.norm(product) + _SIGNIFICANT_ERRORS * rounding
         if not space.norm(quotient - product) > allowed:
-            return ""
+            return None
         quotients.append((quotient, rounding))
     pairs = itertools.combinations(quotients, 2)
     error, quotient = min(
-        ((space.norm(one - other) + rounding + more, one) for (one, rounding), (other, more) in pairs),
+        (
+            (space.norm(one - other) + rounding + other_rounding, one)
+            for (one, rounding), (other, other_rounding) in pairs
+        ),
         key=lambda pair: pair[0],
     )
     largest = max(space.norm(quotient), space.norm(product))
     if not space.norm(quotient - product) > _DERIVATIVE_TOLERANCE * largest + _SIGNIFICANT_ERRORS * error:
-        return ""
-    return (
+        return None
+    return Defect(
+        DefectKind.PRODUCT,
         "The Hessian product is inconsistent with the gradient: along a random direction its norm is "
-        f"{space.norm(product):.3g}, and differences of jac have {space.norm(quotient):.3g}: check hess or hessp."
+        f"{space.norm(product):.3g}, and differences of jac have {space.norm(quotient):.3g}: check hess or hessp.",
     )
 
 
 def find_noise(
-    oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
-) -> str:
-    """Return a sentence about noise in f near x that exceeds `limit` times its rounding error."""
+    oracle: Oracle, x: Vector, first_length_scale: float, limit: float = MIN_REPORTED_NOISE, seed: int = 0
+) -> Defect | None:
+    """Return the defect of values near x whose noise exceeds `limit` times their rounding error."""
     noise = measure_noise(oracle, x, first_length_scale, limit, seed)
-    return f"The values are noisy: about ±{noise:.1g} between neighbouring points." if noise > 0.0 else ""
+    if not noise > 0.0:
+        return None
+    return Defect(DefectKind.NOISE, f"The values are noisy: about ±{noise:.1g} between neighbouring points.")
 
 
-def measure_noise(
-    oracle: Oracle, x: Vector, first_length_scale: float, limit: float = _MIN_REPORTED_NOISE, seed: int = 0
-) -> float:
-    """Return the standard deviation of the noise in f near x; 0 if it is at most `limit` times its rounding error.
-
-    The noise is estimated from third differences of seven values on a line (Hamming; Moré and Wild 2011). Changes of f
-    due to rounding the points do not count as noise: with differenced gradients, and where the gradient is roundoff.
-    """
-    space = oracle.space
-    values = np.array([oracle.value(point) for point in _points_on_line(space, x, first_length_scale, seed)])
-    with np.errstate(over="ignore", invalid="ignore"):
-        noise = float(np.sqrt(np.mean(np.diff(values, NOISE_DIFFERENCE_ORDER) ** 2) / DIFFERENCE_VARIANCE))
-        largest_change = float(np.max(np.abs(np.diff(values))))
-        by_points = _POINT_ROUNDING_FRACTION * largest_change if oracle.differenced_gradient else 0.0
-    if not noise > limit * space.eps * float(np.max(np.abs(values))) + by_points:
-        return 0.0
-    if space.norm(oracle.gradient(x)[1]) <= estimate_gradient_rounding(oracle, x, first_length_scale):
-        return 0.0
-    return noise
-
-
-def _points_on_line(space: Space, x: Vector, first_length_scale: float, seed: int) -> list[Vector]:
-    """Return seven points around x on a random line, `NOISE_SPACING` rounding errors of x apart."""
-    d = space.normal(np.random.default_rng((seed, NOISE_SEED)))
-    step = NOISE_SPACING * space.eps * max(space.norm(x), MIN_SCALE_FRACTION * first_length_scale) / space.norm(d)
-    return [x + d * (step * k) for k in range(-3, 4)]
-
-
-def find_stall_cause(oracle: Oracle, x: Vector, first_length_scale: float) -> str:
-    """Return what may have stalled a run."""
+def find_stall_cause(oracle: Oracle, x: Vector, first_length_scale: float) -> Defect | None:
+    """Return the first defect that may have stalled a run."""
     return (
         find_asymmetry(oracle, x)
         or find_noise(oracle, x, first_length_scale)

@@ -13,6 +13,8 @@ import numpy as np
 
 from sanc.core.record import Branch, Note
 from sanc.core.runs import consistency
+from sanc.core.runs.consistency import Defect
+from sanc.core.runs.noise_estimates import estimate_gradient_rounding
 from sanc.core.runs.run import Run
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import CONTINUE, Ending, Status
@@ -25,7 +27,7 @@ _REPORTED_DIFFERENCE_ERROR = 1e4
 """Errors of differenced gradients are reported as a cause only if they are of the order of this many tolerances."""
 
 _LONG_RUN_ITERATIONS = 100
-"""Iterations from which the eight gradients that a test of Hessian products needs are a small share of the run."""
+"""Iterations from which the eight gradients that a test of Hessian products needs are a small part of the run."""
 _MIN_PROBE_PRODUCTS = 10
 """Smallest limit on the Hessian products of a probe for negative curvature if `certify` is False."""
 _PROBE_DIVISOR = 10
@@ -50,9 +52,9 @@ def stationary_ending(run: Run) -> Ending:
     max_products = run.limits.max_products
     measured = _is_uncapped_first_point(run)
     if measured and run.oracle.has_user_gradient:
-        cause = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
-        if cause:
-            return Ending(Status.INCONSISTENT, cause)
+        defect = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
+        if defect is not None:
+            return Ending(Status.INCONSISTENT, defect.sentence)
     if run.iterations and not run.limits.certify:
         affordable = max(_MIN_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
         max_products = affordable if max_products is None else min(max_products, affordable)
@@ -102,16 +104,16 @@ def measure_first_units(run: Run) -> Units:
 def _ending_without_saddle(run: Run, cert: Certificate) -> Ending:
     """Return the ending at a stationary point at which no negative curvature was found."""
     if not cert.inconsistent:
-        if cause := _missed_curvature_cause(run, cert):
-            return Ending(Status.INCONSISTENT, cause)
-        if cause := _difference_limit_cause(run, cert):
-            return Ending(Status.STALLED, cause)
+        if defect := _missed_curvature_defect(run, cert):
+            return Ending(Status.INCONSISTENT, defect.sentence)
+        if defect := _difference_limit_defect(run, cert):
+            return Ending(Status.STALLED, defect.sentence)
     if cert.second_order:
         return Ending(Status.SECOND_ORDER)
     if cert.inconsistent:
         return _asymmetry_ending(cert)
-    if cause := _difference_error_cause(run):
-        return Ending(Status.STALLED, cause)
+    if defect := _difference_error_defect(run):
+        return Ending(Status.STALLED, defect.sentence)
     return Ending(Status.TIME_LIMIT if run.time_is_up() else Status.UNCERTIFIED)
 
 
@@ -126,11 +128,11 @@ def stall_ending(run: Run) -> Ending:
     stays = takewhile(lambda record: record.branch is Branch.STAYED, reversed(run.history))
     if any(record.note == Note.GRADIENT_NOT_FINITE for record in stays):
         return Ending(Status.NO_GRADIENT)
-    cause = _difference_error_cause(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length_scale)
-    if not cause and run.needs_products:
+    defect = _difference_error_defect(run) or consistency.find_stall_cause(run.oracle, run.x, run.first_length_scale)
+    if defect is None and run.needs_products:
         with run.oracle.uncounted():
-            cause = consistency.find_different_scales(run.oracle, run.x)
-    return Ending(Status.STALLED, cause) if cause else _roundoff_ending(run)
+            defect = consistency.find_different_scales(run.oracle, run.x)
+    return _roundoff_ending(run) if defect is None else Ending(Status.STALLED, defect.sentence)
 
 
 def limit_cause(run: Run) -> str:
@@ -138,22 +140,26 @@ def limit_cause(run: Run) -> str:
     if run.iterations < _LONG_RUN_ITERATIONS:
         return ""
     with run.oracle.uncounted():
-        return consistency.find_wrong_product(run.oracle, run.x, run.first_length_scale)
+        defect = consistency.find_wrong_product(run.oracle, run.x, run.first_length_scale)
+    return "" if defect is None else defect.sentence
 
 
 def _roundoff_ending(run: Run) -> Ending:
     """Return the ending of a stalled run whose gradient may be below its rounding error, or the error of differences.
 
-    The default tolerance is raised to that error. One that the caller passed is kept, and the cause names the error. In
-    an ill-conditioned valley the error across it may exceed the gradient along it. The models of the last iterations
-    must therefore predict no decrease beyond the roundoff of f, or its change by rounding x. With a differenced
-    gradient they may predict one. Then `error_is_negligible` decides; if it returns False, the run ends with this
-    cause.
+    - If the gradient exceeds both errors, the run ends, and no cause is known.
+    - If it does not, and the caller passed a tolerance, the run ends, and the cause names the error.
+    - If it does not, and the tolerance is the default, the point is tested again with the error as the tolerance.
+
+    The gradient counts as roundoff only if the models of the last iterations predict no decrease beyond the roundoff of
+    f, or its change by rounding x: in an ill-conditioned valley the error across it may exceed the gradient along it.
+    A differenced gradient is compared with its truncation error too, whatever the models predict. The ending then has a
+    cause, with which the run ends unless `error_is_negligible`.
     """
     oracle, space = run.oracle, run.oracle.space
     g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
     with oracle.uncounted():
-        error, truncation = consistency.estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
+        error, truncation = estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
         by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
         predicts_none = all(
             record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
@@ -171,7 +177,8 @@ def _roundoff_ending(run: Run) -> Ending:
         norm = max(error, run.gradient_norm(g))  # of other variables than `error` in a preconditioned run
         cause = f"{source} alone may cause a gradient of {norm:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
-    return Ending(cause="" if truncation is None else consistency.truncation_message(error), gradient_rounding=error)
+    cause = "" if truncation is None else consistency.truncation_defect(error).sentence
+    return Ending(cause=cause, gradient_rounding=error)
 
 
 def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
@@ -186,7 +193,7 @@ def _beyond_truncation(space: Space, g: Vector, errors: Vector) -> Vector:
 
 
 def error_is_negligible(run: Run) -> bool:
-    """Return whether the error of the gradient can change f only by a small share of the decrease of the run.
+    """Return whether the error of the gradient can change f only by a small fraction of the decrease of the run.
 
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """
@@ -195,36 +202,36 @@ def error_is_negligible(run: Run) -> bool:
     return lowest > 0.0 and 0.5 * error * (error / lowest) <= limit
 
 
-def _difference_error_cause(run: Run) -> str:
-    """Return a cause if no gradient of this run exceeded the error of differences, where that error is reported."""
+def _difference_error_defect(run: Run) -> Defect | None:
+    """Return the defect if no gradient of this run exceeded the error of differences, where that error is reported."""
     norms = [record.grad_norm * run.scale_of_f for record in run.history]
     largest_norm = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     largest_norm = max(largest_norm, run.iteration.grad_norm, _REPORTED_DIFFERENCE_ERROR * run.limits.tol)
     return consistency.find_unreliable_gradients(run.oracle, run.x, largest_norm)
 
 
-def _difference_limit_cause(run: Run, cert: Certificate) -> str:
-    """Return a cause if the error of differenced gradients exceeds the tolerances of the certificate.
+def _difference_limit_defect(run: Run, cert: Certificate) -> Defect | None:
+    """Return the defect of differenced gradients whose error exceeds the tolerances of the certificate.
 
     If the caller passed the tolerance on the gradient norm, the error is compared with that. The default is raised to
     the error, so that the gradient norm shows little. Then, and if the error of products exceeds √ε, the curvature has
     to be certified, or at least positive beyond the error of one product.
     """
     error, tol = run.oracle.gradient_error(run.x), run.limits.tol
-    cause = consistency.find_large_difference_error(run.oracle, run.x, run.tol)
+    defect = consistency.find_large_difference_error(run.oracle, run.x, run.tol)
     product_error = cert.ritz_error / math.sqrt(max(cert.products, 1))  # `ritz_error` is a sum over all products
     is_positive = cert.second_order or cert.lambda_min > product_error
     largest_error = max(run.curvature_tolerance, math.sqrt(tol) * math.sqrt(run.scale_of_f))
     is_inaccurate = error > tol or (run.oracle.differenced_gradient and cert.ritz_error > largest_error)
-    if not cause and is_inaccurate and not is_positive:
-        return consistency.difference_error_message(error, cert.ritz_error)
-    return cause
+    if defect is None and is_inaccurate and not is_positive:
+        return consistency.difference_defect(error, cert.ritz_error)
+    return defect
 
 
-def _missed_curvature_cause(run: Run, cert: Certificate) -> str:
-    """Return a cause if values contradict products that are differences of the caller's gradient."""
+def _missed_curvature_defect(run: Run, cert: Certificate) -> Defect | None:
+    """Return the defect of products that are differences of the caller's gradient, if values contradict them."""
     oracle = run.oracle
     if not (oracle.has_user_gradient and oracle.differenced_products):
-        return ""
+        return None
     with oracle.uncounted():
         return consistency.find_missed_curvature(oracle, run.x, run.units.length_scale, cert.curvature_tolerance)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
-from sanc.core.acceptance import NOISE_DEVIATIONS
 from sanc.core.record import Record
 from sanc.core.runs.convergence import (
     error_is_negligible,
@@ -17,7 +15,7 @@ from sanc.core.runs.convergence import (
     stall_ending,
     stationary_ending,
 )
-from sanc.core.runs.faces import enter_face, release_weak_bounds
+from sanc.core.runs.faces import current_face, face_without_weak_bounds
 from sanc.core.runs.noise import tolerable_noise
 from sanc.core.runs.run import Run
 from sanc.core.runs.saddle import leave_saddle, probe_saddle
@@ -25,20 +23,19 @@ from sanc.core.runs.scaled_objective import objective_exponent
 from sanc.core.runs.scaled_variables import in_scaled_variables
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.runs.step_checks import MadeStep
-from sanc.core.space import ROUNDING_ERRORS, Vector
+from sanc.core.space import Vector
 from sanc.errors import NonFiniteStartError
 
 
 def run_to_end(
     run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Run, Status]:
-    """Iterate until the run ends, and return how, and the run: another one if it continued in scaled variables.
+    """Iterate until the run ends. Return the run and its status.
 
-    `report` is called after each iteration, and may ask to stop.
+    A run that continued in scaled variables is another object. `report` is called after each iteration, and may ask to
+    stop.
     """
-    if run.limits.max_time < math.inf:
-        deadline = clock() + run.limits.max_time
-        run.time_is_up = lambda: clock() >= deadline
+    run.start_clock(clock)
     if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
         run.scale_objective(objective_exponent(run.oracle, run.x))
     while True:
@@ -51,14 +48,14 @@ def run_to_end(
             continue
         continued = _continuation(run) if ending.status is Status.STALLED else None
         if continued is None:
-            run.cause = ending.cause
-            enter_face(run)
+            run.end(ending.cause)
+            run.enter_face(current_face(run))
             return run, ending.status
         run = continued
 
 
 def _continuation(run: Run) -> Run | None:
-    """Return the run that continues after a stall: in scaled variables, or with tolerated noise; None if it ends."""
+    """Continue a stalled run in scaled variables, or with tolerated noise, and return it; None if it ends."""
     continued = in_scaled_variables(run)
     if continued is not run:
         return continued
@@ -72,7 +69,7 @@ def _continuation(run: Run) -> Run | None:
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
     run.before_iteration()
-    enter_face(run)
+    run.enter_face(current_face(run))
     value, g = run.oracle.gradient(run.x)
     ending = _test_current_point(run, value, run.gradient_norm(g))
     if ending.status is not None:
@@ -83,25 +80,18 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _iterate_once(run, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
-    ending = run.step_monitor.ending_after(
-        run.oracle, MadeStep(before, run.x, g, outcome), run.first_length_scale, run.needs_products
-    )
+    ending = run.check_step(MadeStep(before, run.x, g, outcome))
     return Ending(Status.CALLBACK) if report(run) else ending
 
 
 def _test_current_point(run: Run, value: float, grad_norm: float) -> Ending:
-    """Return the ending of the run at its point, if it ends there; the run keeps what the test measures."""
-    run.first_value = value if math.isnan(run.first_value) else run.first_value
+    """Test the current point. Return the ending of the run, if it ends there; the run keeps what the test measures."""
+    run.keep_first_value(value)
     if needs_first_units(run, value, grad_norm):
-        run.initial_units = measure_first_units(run)
+        run.keep_first_units(measure_first_units(run))
     ending = point_ending(run, value, grad_norm)
-    _keep_certificate(run, ending)
+    run.keep_certificate(ending.certificate)
     return ending
-
-
-def _keep_certificate(run: Run, ending: Ending) -> None:
-    """Set the certificate of the run to that of an ending, if it has one."""
-    run.certificate = run.certificate if ending.certificate is None else ending.certificate
 
 
 def _stalled_ending(run: Run, ending: Ending) -> Ending:
@@ -111,27 +101,29 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
     stalled = stall_ending(run)
     if not stalled.gradient_rounding:
         return stalled
-    run.gradient_rounding = stalled.gradient_rounding
+    run.keep_gradient_rounding(stalled.gradient_rounding)
     ending = stationary_ending(run)
-    _keep_certificate(run, ending)
+    run.keep_certificate(ending.certificate)
     if stalled.cause and not error_is_negligible(run):
         return Ending(Status.STALLED, stalled.cause)
     return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending
 
 
 def _leave_weak_bounds(run: Run) -> bool:
-    """Return whether x moved from a second-order point of its face into the box, along negative curvature.
+    """Move from a second-order point of a face into the box, along negative curvature; return whether that lowers f.
 
     Only variables with a zero multiplier can be released at a stationary point. Whether f is lower in some combination
     of them cannot be decided with few products, so that only the direction of the left-most Ritz value is tried.
     """
-    if not (run.needs_products and release_weak_bounds(run)):
+    face = face_without_weak_bounds(run) if run.needs_products else None
+    if face is None:
         return False
-    if not run.units.length_scale:  # the start had no free variable
-        run.initial_units = measure_first_units(run)
+    run.enter_face(face)
+    if not run.units.length_scale:  # the first point had no free variable
+        run.keep_first_units(measure_first_units(run))
     _, lower_point = probe_saddle(run)
     if lower_point is None:
-        enter_face(run)
+        run.enter_face(current_face(run))
         return False
     run.restart_at(lower_point)
     return True
@@ -150,32 +142,10 @@ def _iterate_once(run: Run, direction: Vector | None = None) -> Record | Status:
     limit = _reached_limit(run)
     if limit is not None:
         return limit
-    run.certificate = None
     try:
-        run.x, record = run.iteration.iterate(run.x, run.oracle, direction)
+        return run.make_iteration(direction)
     except NonFiniteStartError:
         return Status.NOT_FINITE
-    run.history.append(run.unscaled_record(record))
-    if run.oracle.exact:
-        _count_progress(run, record)
-    run.oracle.end(record.step_norm)
-    return record
-
-
-def _count_progress(run: Run, record: Record) -> None:
-    """Count an iteration of an exact objective that makes no progress.
-
-    Where −g is no direction of descent because of the error of a differenced gradient g, steps of a few rounding errors
-    of x may decrease f for ever.
-    """
-    iteration, space = run.iteration, run.oracle.space
-    run.stall_monitor.update(
-        record,
-        space.eps,
-        rejection_counts=iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates,
-        min_step_norm=ROUNDING_ERRORS * space.eps * space.norm(run.x) if run.oracle.differenced_gradient else 0.0,
-        min_decrease=NOISE_DEVIATIONS * iteration.state.value_noise,
-    )
 
 
 def _reached_limit(run: Run) -> Status | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sanc.core.runs import consistency
+from sanc.core.runs.noise_estimates import measure_noise
 from sanc.core.runs.run import Run
 
 _MAX_NOISE_FRACTION = 1e-2
@@ -21,6 +21,6 @@ def tolerable_noise(run: Run) -> float:
     oracle = run.oracle
     if run.step_monitor.noise_tolerated or not run.has_measured_sigma:
         return 0.0
-    noise, value = consistency.measure_noise(oracle, run.x, run.first_length_scale), oracle.gradient(run.x)[0]
+    noise, value = measure_noise(oracle, run.x, run.first_length_scale), oracle.gradient(run.x)[0]
     size = max(run.first_value - value, abs(value))
     return noise if noise <= _MAX_NOISE_FRACTION * size < math.inf else 0.0

@@ -161,17 +161,17 @@ class PreconditionedRun(Run):
         return self.preconditioned_oracle.inner
 
     @property
-    def point(self) -> Vector:
+    def full_x(self) -> Vector:
         """The current point x."""
         return self.preconditioned_oracle.original(self.x)
 
-    def move_to(self, point: Vector) -> None:
-        self.x = self.preconditioned_oracle.solve(point)
+    def move_to(self, full_x: Vector) -> None:
+        self.x = self.preconditioned_oracle.solve(full_x)
 
     @property
     def tol(self) -> float:
         """Tolerance on ‖∇f(x)‖."""
-        error = self.unscaled_oracle.gradient_error(self.point) if self.limits.default_tol else 0.0
+        error = self.unscaled_oracle.gradient_error(self.full_x) if self.limits.default_tol else 0.0
         return max(self.limits.tol, error * self.scale_of_f)
 
     @property
@@ -182,7 +182,7 @@ class PreconditionedRun(Run):
     @property
     def unit_cubic(self) -> float:
         """The unit of σ in the variables x: norms of the current point convert it."""
-        above, below = self.oracle.space.norm(self.x), self.unscaled_oracle.space.norm(self.point)
+        above, below = self.oracle.space.norm(self.x), self.unscaled_oracle.space.norm(self.full_x)
         ratio = above / below if above > 0.0 and below > 0.0 else 1.0
         return self.units.cubic * ratio**3
 
@@ -191,7 +191,7 @@ class PreconditionedRun(Run):
         return self._norm_of_objective()
 
     def _norm_of_objective(self) -> float:
-        return self.unscaled_oracle.space.norm(self.unscaled_oracle.gradient(self.point)[1]) * self.scale_of_f
+        return self.unscaled_oracle.space.norm(self.unscaled_oracle.gradient(self.full_x)[1]) * self.scale_of_f
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f."""
@@ -207,7 +207,7 @@ class PreconditionedRun(Run):
         original, exponent = self.unscaled_oracle, self.full_oracle.exponent
         if exponent:
             original = ScaledObjectiveOracle(original, exponent)
-        certificate, v = self._probe(original, self.point, max_products, seed)
+        certificate, v = self._probe(original, self.full_x, max_products, seed)
         direction: Any = self.preconditioned_oracle.solve(v)
         norm = self.oracle.space.norm(direction)
         return certificate, direction / norm if 0.0 < norm < math.inf else direction

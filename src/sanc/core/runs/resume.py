@@ -23,7 +23,7 @@ def save_run(run: Run) -> dict[str, Any]:
     """Return the state from which `resume_run` continues bit for bit: plain numbers, vectors and tensors."""
     return {
         "method": run.iteration.method.name,
-        "x": run.point * 1.0,  # copies, so that a caller cannot change the run through them
+        "x": run.full_x * 1.0,  # copies, so that a caller cannot change the run through them
         "numbers": run.iteration.numbers(),
         "vectors": {name: vector * 1.0 for name, vector in run.full_vectors().items()},
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],
@@ -37,9 +37,9 @@ def save_run(run: Run) -> dict[str, Any]:
 
 
 def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
-    """Return the continuation of a state that an earlier run passed to its callback. The whole state is checked first.
+    """Restore a state that an earlier run passed to its callback, and return the run that continues from it.
 
-    Another run is returned if the earlier one was in scaled variables.
+    The whole state is checked first. Another run is returned if the earlier one was in scaled variables.
     """
     exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:
@@ -56,8 +56,8 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
     run.scale_objective(exponent)
     run.move_to(state["x"])
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
-    run.stall_monitor, run.step_monitor = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
-    run.first_value = state["first_value"]
+    monitors = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
+    run.restore_progress(*monitors, state["first_value"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sanc.core.acceptance import NOISE_DEVIATIONS
-from sanc.core.bounded.bounds import Box
+from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Record
 from sanc.core.runs.limits import Limits
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.runs.stall import StallMonitor
-from sanc.core.runs.step_checks import StepMonitor
-from sanc.core.space import Vector
+from sanc.core.runs.status import Ending
+from sanc.core.runs.step_checks import MadeStep, StepMonitor
+from sanc.core.space import ROUNDING_ERRORS, Vector
 from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.units import Units
 
@@ -28,7 +29,7 @@ _MIN_UNSCALED_ITERATIONS = 256
 
 @dataclass
 class Run:
-    """A minimisation in progress.
+    """A minimisation in progress. Only its methods write its attributes; other modules of the run decide.
 
     Attributes
     ----------
@@ -59,7 +60,8 @@ class Run:
     cause : str
         A sentence about the ending, in addition to the sentence of its status.
     initial_units : Units
-        Units of a first point that is stationary, until the iteration has measured its own.
+        Units of a first point that is stationary, where no iteration measures them. `units` returns those of the
+        iteration instead, once it has measured its own.
     gradient_rounding : float
         Rounding error of the gradient at x, if the run stalled there.
     """
@@ -123,7 +125,7 @@ class Run:
 
     @property
     def units(self) -> Units:
-        """The units of the first point, from the iteration or as measured before it."""
+        """The units of the first point: those that the iteration measured, otherwise `initial_units`."""
         units = self.iteration.units
         return units if units.length_scale else self.initial_units
 
@@ -131,6 +133,87 @@ class Run:
     def first_length_scale(self) -> float:
         """The length scale of the first point, or 1 if it is not known."""
         return self.units.length_scale or 1.0
+
+    @property
+    def has_measured_sigma(self) -> bool:
+        """Whether the initial σ was measured at the first point, and not given."""
+        return self.iteration.method.initial_sigma_rule.measures_sigma0
+
+    @property
+    def can_scale_variables(self) -> bool:
+        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
+        is_free = self.oracle.exact and self.box is None
+        return self.has_measured_sigma and self.needs_products and is_free
+
+    @property
+    def variable_scaling_is_due(self) -> bool:
+        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
+        iterations = self.iterations
+        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
+
+    # Changes of the run.
+
+    def start_clock(self, clock: Callable[[], float]) -> None:
+        """Start the time limit, if there is one: `time_is_up` holds `limits.max_time` seconds from now."""
+        if self.limits.max_time < math.inf:
+            deadline = clock() + self.limits.max_time
+            self.time_is_up = lambda: clock() >= deadline
+
+    def make_iteration(self, direction: Vector | None) -> Record:
+        """Make an iteration, count its progress, and return its record in the units of the run.
+
+        `direction` is the start vector of Lanczos at a point with negative curvature. An exception leaves the point as
+        it is.
+        """
+        self.certificate = None
+        self.x, record = self.iteration.iterate(self.x, self.oracle, direction)
+        self.history.append(self.unscaled_record(record))
+        if self.oracle.exact:
+            self._count_progress(record)
+        self.oracle.end(record.step_norm)
+        return record
+
+    def _count_progress(self, record: Record) -> None:
+        """Count an iteration of an exact objective that makes no progress.
+
+        Where −g is no direction of descent because of the error of a differenced gradient g, steps of a few rounding
+        errors of x may decrease f for ever.
+        """
+        iteration, space = self.iteration, self.oracle.space
+        self.stall_monitor = self.stall_monitor.after(
+            record,
+            space.eps,
+            rejection_counts=iteration.stopping_test_holds or iteration.method.initial_sigma_rule.interpolates,
+            min_step_norm=ROUNDING_ERRORS * space.eps * space.norm(self.x) if self.oracle.differenced_gradient else 0.0,
+            min_decrease=NOISE_DEVIATIONS * iteration.state.value_noise,
+        )
+
+    def check_step(self, step: MadeStep) -> Ending:
+        """Compare a step of an exact objective with its derivatives, and return the ending that it causes."""
+        self.step_monitor, ending = self.step_monitor.after(
+            self.oracle, step, self.first_length_scale, self.needs_products
+        )
+        return ending
+
+    def keep_first_value(self, value: float) -> None:
+        """Keep the value of f at the first point; later values are ignored."""
+        self.first_value = value if math.isnan(self.first_value) else self.first_value
+
+    def keep_first_units(self, units: Units) -> None:
+        """Keep the units of a first point at which no iteration measures them."""
+        self.initial_units = units
+
+    def keep_certificate(self, certificate: Certificate | None) -> None:
+        """Keep the certificate of the current point; None: the one that is known already."""
+        self.certificate = self.certificate if certificate is None else certificate
+
+    def keep_gradient_rounding(self, error: float) -> None:
+        """Keep the rounding error of the gradient at the point where the run stalled."""
+        self.gradient_rounding = error
+
+    def end(self, cause: str) -> None:
+        """End the run, with a sentence about the cause."""
+        self.cause = cause
 
     def reset_sigma_and_units(self) -> None:
         """Reset σ, the last norms and the units, so that the next iteration begins with σ0 and measures the units."""
@@ -154,33 +237,33 @@ class Run:
         rule = method.sigma.rule(self.oracle.space.eps, exact=True)
         sigma = rule.first_sigma(method.initial_sigma_rule.sigma0, self.units)
         self.iteration.replace_numbers(sigma=sigma, last_step_norm=0.0, last_grad_norm=0.0, value_noise=noise)
-        self.step_monitor.noise_found, self.step_monitor.noise_tolerated = False, True
+        self.step_monitor = replace(self.step_monitor, noise_found=False, noise_tolerated=True)
         self.stall_monitor = StallMonitor()
         error, value = NOISE_DEVIATIONS * noise, abs(self.oracle.gradient(self.x)[0])
         relative_error = error / value if error < _MAX_VALUE_ERROR * value else _MAX_VALUE_ERROR
         if self.unscaled_oracle.adapt_differences(relative_error):
             self.x = self.x * 1.0  # a new object, for which no gradient is cached
 
-    def move_to(self, point: Vector) -> None:
+    def restore_progress(self, stall_monitor: StallMonitor, step_monitor: StepMonitor, first_value: float) -> None:
+        """Continue with the monitors and the first value of a saved run."""
+        self.stall_monitor, self.step_monitor, self.first_value = stall_monitor, step_monitor, first_value
+
+    def move_to(self, full_x: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
-        self.x = point
+        self.x = full_x
 
-    @property
-    def has_measured_sigma(self) -> bool:
-        """Whether the initial σ was measured at the first point, and not given."""
-        return self.iteration.method.initial_sigma_rule.measures_sigma0
-
-    @property
-    def can_scale_variables(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
-        is_free = self.oracle.exact and self.box is None
-        return self.has_measured_sigma and self.needs_products and is_free
-
-    @property
-    def variable_scaling_is_due(self) -> bool:
-        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
-        iterations = self.iterations
-        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
+    def enter_face(self, face: FaceOracle | None) -> None:
+        """Continue on a face: oracle, point and vectors then have its free variables only. None: change nothing."""
+        if face is None:
+            return
+        full_x = self.full_x
+        if face is not self.oracle:
+            vectors, iteration = self.full_vectors(), self.iteration
+            self.oracle, self.x = face, face.compress(full_x)
+            if vectors:
+                compressed = {name: face.compress(vector) for name, vector in vectors.items()}
+                iteration.restore(iteration.numbers(), compressed, iteration.tensors())
+        face.keep(self.x, full_x)
 
     def before_iteration(self) -> None:
         """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""
@@ -210,8 +293,8 @@ class Run:
         return self.oracle.full_oracle
 
     @property
-    def point(self) -> Vector:
-        """The current point with all its variables."""
+    def full_x(self) -> Vector:
+        """The current point with all its variables, also those that a face holds; `x` has those of the oracle."""
         return self.oracle.full_point(self.x)
 
     def full_vectors(self) -> dict[str, Any]:

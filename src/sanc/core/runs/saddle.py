@@ -11,13 +11,16 @@ from sanc.core.units import length_scale_at
 
 
 def leave_saddle(run: Run) -> bool:
-    """Return whether the run moved to a lower point along negative curvature; otherwise record the certificate of x."""
+    """Move the run to a lower point along negative curvature, and return whether there is one.
+
+    If there is none, the run keeps the certificate of its point.
+    """
     certificate, lower_point = probe_saddle(run)
-    if lower_point is not None:
-        run.restart_at(lower_point)
-    elif certificate is not None:
-        run.certificate = certificate
-    return lower_point is not None
+    if lower_point is None:
+        run.keep_certificate(certificate)
+        return False
+    run.restart_at(lower_point)
+    return True
 
 
 def probe_saddle(run: Run) -> tuple[Certificate | None, Vector | None]:

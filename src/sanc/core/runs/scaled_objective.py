@@ -25,7 +25,15 @@ _EXPONENT_MARGIN = 8
 
 
 class ScaledObjectiveOracle(WrappedOracle):
-    """Evaluates 2^exponent · f, where `inner` is the oracle of f and counts the evaluations."""
+    """Evaluates 2^exponent · f, where `inner` is the oracle of f and counts the evaluations.
+
+    Attributes
+    ----------
+    exponent : int
+        The exponent of the factor.
+    factor : float
+        2^exponent.
+    """
 
     def __init__(self, inner: Oracle, exponent: int) -> None:
         super().__init__(inner, inner.space)

@@ -72,9 +72,10 @@ class ScaledVariablesRun(PreconditionedRun):
 
 
 def in_scaled_variables(run: Run) -> Run:
-    """Return the continuation of a run with scales of the current point; the run itself if it may keep its scales.
+    """Continue a run in variables with the scales of the current point, and return it; or leave it as it is.
 
-    σ, the units and the gradient norms of the run so far belong to other variables, so they are reset.
+    The run itself is returned if it may keep its scales. Otherwise σ, the units, the gradient norms and the vectors of
+    its iteration belong to other variables, so they are reset, and another run with this iteration is returned.
     """
     exponents = _new_exponents(run) if run.can_scale_variables else None
     if exponents is None:
@@ -91,7 +92,7 @@ def with_variable_scales(run: Run, exponents: Sequence[int]) -> Run:
         ScaledObjectiveOracle(oracle, exponent) if exponent else oracle,
         run.iteration,
         run.limits,
-        oracle.solve(run.point),
+        oracle.solve(run.full_x),
         run.seed,
         history=run.history,
         time_is_up=run.time_is_up,
@@ -110,7 +111,7 @@ def _new_exponents(run: Run) -> list[int] | None:
     oracle = run.unscaled_oracle
     try:
         with oracle.uncounted() if current is None else nullcontext():
-            entries = hessian_diagonal(oracle, run.point)
+            entries = hessian_diagonal(oracle, run.full_x)
     except NonFiniteProductError:
         return None
     smallest, largest = extreme_entries(entries)

@@ -5,21 +5,20 @@ The tests of `consistency.py` cost evaluations. The numbers of the first steps d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sanc.core.oracle import Oracle
 from sanc.core.record import Note, Record
 from sanc.core.runs import consistency
+from sanc.core.runs.consistency import Defect
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.space import Vector
 
 _COMPARED_ITERATIONS = 5
 """Number of first iterations in which changes of f are compared with its gradients."""
-
 _MAX_MISMATCHES = 2
 """Mismatches allowed in these iterations. After one more, finite differences of f decide."""
-
 _MIN_MISMATCH_ERRORS = 1e3
 """Rounding errors of f that a mismatch has to exceed as well, as cancellation between terms larger than f."""
 _MISMATCH_RHO = 0.5
@@ -27,13 +26,22 @@ _MISMATCH_RHO = 0.5
 _MISMATCH_TOLERANCE = 0.15
 """A step is a mismatch if the change of f differs by more than this, relatively, from the change that the gradients
 predict."""
-
 _SYMMETRY_ITERATION = 50
 """The iteration after which the symmetry of the Hessian products is checked."""
 
 
 class MadeStep(NamedTuple):
-    """An iteration that was made: the points before and after it, the gradient before it, and its record."""
+    """An iteration that was made.
+
+    Attributes
+    ----------
+    before, after : vector
+        The points before and after it; the same object if it stayed.
+    g : vector
+        The gradient before it.
+    record : Record
+        Its record.
+    """
 
     before: Vector
     after: Vector
@@ -46,9 +54,9 @@ class MadeStep(NamedTuple):
         return self.after is self.before and self.record.trials > 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepMonitor:
-    """Ends a run whose values, gradients and products contradict each other.
+    """Detects a run whose values, gradients and products contradict each other.
 
     Between two points f changes by about the mean of its directional derivatives there, and a step reaches at least
     half of the predicted decrease. After three of the first steps that contradict that, or after a rejected iteration,
@@ -75,34 +83,40 @@ class StepMonitor:
     noise_found: bool = False
     noise_tolerated: bool = False
 
-    def ending_after(self, oracle: Oracle, step: MadeStep, first_length_scale: float, needs_products: bool) -> Ending:
-        """Return the ending that a step of an exact objective causes."""
+    def after(
+        self, oracle: Oracle, step: MadeStep, first_length_scale: float, needs_products: bool
+    ) -> tuple[StepMonitor, Ending]:
+        """Return the monitor after a step of an exact objective, and the ending that the step causes."""
         if step.record.note == Note.GRADIENT_NOT_FINITE:
-            return CONTINUE
-        cause = self._gradient_cause(oracle, step, first_length_scale)
+            return self, CONTINUE
+        monitor, defect = self._compare_gradient(oracle, step, first_length_scale)
         checks_symmetry = (step.stays or step.record.iteration == _SYMMETRY_ITERATION) and needs_products
-        if checks_symmetry and not cause:
-            cause = consistency.find_asymmetry(oracle, step.after)
-        if cause:
-            return Ending(Status.STALLED if oracle.differenced_gradient else Status.INCONSISTENT, cause)
-        if step.stays and not self.noise_checked:
-            self.noise_checked = True
-            cause = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
-            self.noise_found = bool(cause)
-        return Ending(Status.STALLED, cause) if cause else CONTINUE
+        if checks_symmetry and defect is None:
+            defect = consistency.find_asymmetry(oracle, step.after)
+        if defect is not None:
+            status = Status.STALLED if oracle.differenced_gradient else Status.INCONSISTENT
+            return monitor, Ending(status, defect.sentence)
+        if step.stays and not monitor.noise_checked:
+            defect = consistency.find_noise(oracle, step.after, first_length_scale, consistency.MAX_NOISE)
+            monitor = replace(monitor, noise_checked=True, noise_found=defect is not None)
+        return monitor, CONTINUE if defect is None else Ending(Status.STALLED, defect.sentence)
 
-    def _gradient_cause(self, oracle: Oracle, step: MadeStep, first_length_scale: float) -> str:
-        """Return a sentence about a gradient that differences of values contradict, tested after some mismatches."""
+    def _compare_gradient(
+        self, oracle: Oracle, step: MadeStep, first_length_scale: float
+    ) -> tuple[StepMonitor, Defect | None]:
+        """Return the monitor after a comparison of the step with its gradients, and the defect of the gradient.
+
+        Differences of f, which cost evaluations, are computed after some mismatches only.
+        """
         if self.gradient_verified or step.record.iteration >= _COMPARED_ITERATIONS:
-            return ""
+            return self, None
         if not (step.stays or _is_mismatch(oracle, step)):
-            return ""
-        self.mismatches += 1
-        if not step.stays and self.mismatches <= _MAX_MISMATCHES:
-            return ""
-        cause = consistency.find_wrong_gradient(oracle, step.after, first_length_scale)
-        self.gradient_verified = not cause
-        return cause
+            return self, None
+        monitor = replace(self, mismatches=self.mismatches + 1)
+        if not step.stays and monitor.mismatches <= _MAX_MISMATCHES:
+            return monitor, None
+        defect = consistency.find_wrong_gradient(oracle, step.after, first_length_scale)
+        return replace(monitor, gradient_verified=defect is None), defect
 
 
 def _is_mismatch(oracle: Oracle, step: MadeStep) -> bool:

@@ -111,7 +111,7 @@ class CubicStep:
     hard_case : bool
         Whether this is the hard case: a multiple of the left-most eigenvector, of either sign, is added to u.
     curvature_share : float
-        Share of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
+        Fraction of the decrease −cᵀu − ½uᵀTu along negative eigenvalues of T; NaN if there is no decrease.
     sigma : float
         The cubic coefficient of the model.
     """
@@ -146,14 +146,14 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
     gradient: list[float] = linear.dot(spectrum.vectors).tolist()
     values: list[float] = spectrum.values.tolist()
     # Made dimensionless by u = (a/σ) y: the model is then a³/σ² (ĉᵀy + ½ yᵀΛ̂y + ⅓‖y‖³) with |Λ̂| < 2 and ‖ĉ‖ < 4,
-    # so no σ, however large or small, overflows or cancels. The unit a is a power of two, so that scaling is exact.
+    # so no σ, however large or small, overflows or cancels. The factor a is a power of two, so that scaling is exact.
     largest = max(-values[0], values[-1], math.sqrt(sigma) * math.sqrt(math.hypot(*gradient)))
     if largest == 0.0:
         return CubicStep(np.zeros_like(linear), 0.0, 0.0, 0.0, hard_case=False, sigma=sigma)
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1)
-    scale, inverse_scale = unit / sigma, sigma / unit
-    c = [(entry / unit) * inverse_scale for entry in gradient]
-    values = [entry / unit for entry in values]
+    magnitude = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    scale, inverse_scale = magnitude / sigma, sigma / magnitude
+    c = [(entry / magnitude) * inverse_scale for entry in gradient]
+    values = [entry / magnitude for entry in values]
     mu_min = max(0.0, -values[0])  # μ̂ = mu_min + t with t ≥ 0
     gaps = [max(entry + mu_min, 0.0) for entry in values] if mu_min > 0.0 else values
     t, y, hard_case = _solve_secular(c, gaps, mu_min, sign)
@@ -161,10 +161,10 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
         y[0] *= spectrum.orientation
     mu = mu_min + t
     u = spectrum.vectors.dot([scale * entry for entry in y])
-    norm, multiplier = scale * mu, unit * mu
+    norm, multiplier = scale * mu, magnitude * mu
     linear_term, curvature_share = _decrease_terms(c, y, values)
     # With cᵀu + uᵀTu + σ‖u‖³ = 0 the decrease is −½cᵀu + (μ/6)‖u‖²: two terms, neither negative.
-    decrease = (0.5 * unit * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
+    decrease = (0.5 * magnitude * abs(linear_term) * scale + multiplier * norm * mu / 6.0) * scale
     if abs(linear_term) < _MIN_LINEAR_TERM and any(gradient):  # σ is so small that ĉᵀy underflows
         linear_term_of_u = sum(entry * (scale * yi) for entry, yi in zip(gradient, y, strict=True))
         decrease = 0.5 * abs(linear_term_of_u) + multiplier * norm * norm / 6.0
@@ -172,7 +172,7 @@ def solve(spectrum: Spectrum, linear: Floats, sigma: float, sign: float = 1.0) -
 
 
 def _decrease_terms(c: list[float], y: list[float], values: list[float]) -> tuple[float, float]:
-    """Return cᵀy, and the share of the decrease −cᵀy − ½yᵀΛy along negative eigenvalues; NaN without a decrease."""
+    """Return cᵀy, and the fraction of the decrease −cᵀy − ½yᵀΛy along negative eigenvalues; NaN without a decrease."""
     linear_term = quadratic_term = negative_part = 0.0
     for ci, yi, value in zip(c, y, values, strict=True):
         linear, quadratic = ci * yi, value * yi * yi

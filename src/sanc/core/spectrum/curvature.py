@@ -151,15 +151,22 @@ def probe(
     return explored.certificate, explored.leftmost_vector()
 
 
-def without_curvature(**known: Any) -> Certificate:
-    """Return the certificate of a point at which a product is not finite, from what does not depend on products."""
-    unknown: dict[str, Any] = {
-        "lambda_min": math.nan,
-        "error_bound": math.inf,
-        "ritz_error": math.inf,
-        "residual": math.nan,
-    }
-    return Certificate(**known, **unknown, asymmetry=0.0)
+def without_curvature(
+    *, grad_norm: float, gradient_tolerance: float, curvature_tolerance: float, confidence: float, products: int
+) -> Certificate:
+    """Return the certificate of a point at which a product is not finite: no curvature is known there."""
+    return Certificate(
+        grad_norm=grad_norm,
+        lambda_min=math.nan,
+        error_bound=math.inf,
+        ritz_error=math.inf,
+        residual=math.nan,
+        asymmetry=0.0,
+        confidence=confidence,
+        gradient_tolerance=gradient_tolerance,
+        curvature_tolerance=curvature_tolerance,
+        products=products,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +231,22 @@ def explore(
     """
     space = oracle.space
     _, g = oracle.gradient(x)
-    common = {"gradient_tolerance": gradient_tolerance, "curvature_tolerance": curvature_tolerance}
+    tolerances = {"gradient_tolerance": gradient_tolerance, "curvature_tolerance": curvature_tolerance}
     if space.dim == 0:  # with bounds, if no variable is free
         exact = dict.fromkeys(("grad_norm", "error_bound", "ritz_error", "residual", "asymmetry"), 0.0)
-        return Exploration(Certificate(**common, **exact, lambda_min=math.inf, confidence=1.0, products=0), x)
-    common["grad_norm"] = _norm(space, g)
+        return Exploration(Certificate(**tolerances, **exact, lambda_min=math.inf, confidence=1.0, products=0), x)
+    grad_norm = _norm(space, g)
     needed = relative_error if thorough else None
     with monitored_lanczos(oracle, x, seed) as process:
         krylov = process.krylov
         try:
             bound = _extend_until_decided(process, confidence, curvature_tolerance, max_products, needed, time_is_up)
         except NonFiniteProductError:
-            cert = without_curvature(**common, confidence=confidence, products=krylov.dim + 1)
+            cert = without_curvature(**tolerances, grad_norm=grad_norm, confidence=confidence, products=krylov.dim + 1)
             return Exploration(cert, process.start)
     cert = Certificate(
-        **common,
+        **tolerances,
+        grad_norm=grad_norm,
         lambda_min=process.unscaled(bound.ritz_value),
         error_bound=process.unscaled(bound.product_error if bound.is_full else bound.error),
         ritz_error=process.unscaled(bound.product_error),

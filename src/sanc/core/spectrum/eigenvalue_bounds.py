@@ -32,7 +32,7 @@ _SHIFT_GRID = np.linspace(0.0, 1.0, 65)
 _MIN_SHIFT_RATIO = 1e-16
 """The first lower limit of trial shifts, relative to the upper one: the precision of float64."""
 _NEGLIGIBLE_RESIDUAL_FRACTION = 0.01
-"""Share of the residual in a bound below which roundoff alone limits it: the accuracy of the bound itself."""
+"""Fraction of a bound that the residual contributes, below which roundoff alone limits it: the accuracy of bounds."""
 
 
 def least_start_component(dim: int, confidence: float) -> float:

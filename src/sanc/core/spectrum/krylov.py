@@ -142,7 +142,10 @@ class Lanczos:
         self.columns.append([alpha, space.unread_norm(r), *projection])
 
     def _next_vectors(self, j: int) -> tuple[Vector, Vector | None]:
-        """Return q_j and, for the recurrence, q_{j−1}: rows of Q, or separate vectors if Q is not kept."""
+        """Normalise the residual, or the start vector, to q_j. Return q_j and, for the recurrence, q_{j−1}.
+
+        They are rows of Q, or separate vectors if Q is not kept.
+        """
         v: Any = self._residual if j else self._start
         norm = self.columns[-1][1] if j else self.unread_start_norm
         self._residual = None
@@ -171,7 +174,10 @@ class Lanczos:
         return self._basis[:dim]
 
     def combine(self, krylov: Krylov, coefficients: Sequence[Floats]) -> list[Vector]:
-        """Return Q u for each coefficient vector u, as new vectors; without Q, one second pass computes all of them."""
+        """Return Q u for each coefficient vector u, as new vectors.
+
+        Without Q, one second pass computes all of them and ends the process: no iteration may follow.
+        """
         if self._store:
             return [self.space.combine(self._basis[: krylov.dim], c) for c in coefficients]
         self.max_dim = krylov.dim  # no further iteration: its vectors are released
@@ -272,7 +278,7 @@ class DiagonalBasis(ABC):
 
     @property
     def next_vector(self) -> Any:
-        """None: the space is invariant, so that Lanczos has no next vector."""
+        """Raise an error: the space is invariant, so that no vector follows."""
         raise ValueError("the space is invariant, so that no vector follows")
 
     def tridiagonal(self) -> tuple[Floats, Floats]:

@@ -27,7 +27,7 @@ _MAX_SCALE_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 _MIN_BOUND_DIM = 4
 """Products before the first bound: with fewer it rarely suffices, and asymmetry shows from the second product on."""
-_PRECISION_PROBE_FACTOR = 1.0 / 3.0
+_PRECISION_TEST_FACTOR = 1.0 / 3.0
 """Factor of the second product that measures precision: it is no power of two, so that it changes all roundoff."""
 _MAX_BASIS_ENTRIES, _BASIS_DIM_RANGE = 50_000_000, (50, 1000)
 """Entries of a stored basis, 400 MB in float64, and the least and the largest number of its vectors."""
@@ -83,8 +83,8 @@ class MonitoredLanczos:
         """Return the scaled product with q, and add its error; the first product determines the scale."""
         product = self.operator(q)
         if self._is_rough and not self.lanczos.columns:
-            again = self.operator(q * _PRECISION_PROBE_FACTOR)
-            self._product_error = self.space.norm(again / _PRECISION_PROBE_FACTOR - product)
+            again = self.operator(q * _PRECISION_TEST_FACTOR)
+            self._product_error = self.space.norm(again / _PRECISION_TEST_FACTOR - product)
         if self._measured_errors is None or len(self.lanczos.columns) < self._measured_errors:
             error = self.operator.error(q, product)
             self._largest_error = max(self._largest_error, error)

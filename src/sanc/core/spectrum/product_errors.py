@@ -14,7 +14,7 @@ NONLINEARITY_FACTOR = 10.0
 """Asymmetry up to this many times the measured nonlinearity counts as inaccuracy: ten errors, as for differences."""
 
 
-_LINEARITY_PROBES = 3
+_LINEARITY_SAMPLES = 3
 """Random pairs of vectors whose largest nonlinearity counts."""
 
 
@@ -24,7 +24,7 @@ def measure_nonlinearity(product: Callable[[Vector], Vector], space: Space, seed
     Products that are exact to roundoff are linear to roundoff, even with a wrong or asymmetric Hessian.
     """
     largest = 0.0
-    for k in range(_LINEARITY_PROBES):
+    for k in range(_LINEARITY_SAMPLES):
         u, v = (space.normal(np.random.default_rng((seed, k, j))) for j in range(2))
         u, v = u / space.norm(u), v / space.norm(v)
         norm = space.norm(u + v)
