@@ -115,9 +115,8 @@ class RatioTest(Piece):
         """Return the result of the ratio test for an actual decrease."""
         verdict = classify(actual, step.decrease, self.eta1, self.eta2, value_rounding)
         outcome = TrialOutcome(step.sigma, verdict, actual, step.decrease, step.norm, here.grad_norm, value_rounding)
-        return _RatioTestResult(
-            verdict, here.sigma_rule.after_trial(outcome), ratio(actual, step.decrease, value_rounding)
-        )
+        rho = ratio(actual, step.decrease, value_rounding)
+        return _RatioTestResult(verdict, here.sigma_rule.after_trial(outcome), rho)
 
     def _guarded_decrease(
         self, here: Point, subspace: Subspace, actual: float, step: CubicStep, trial: Vector, *, first: bool

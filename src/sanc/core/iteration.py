@@ -306,12 +306,8 @@ class Iteration:
 
     def _record(self, progress: _Progress, decision: Decision, seconds: float) -> Record:
         """Return the record of the iteration."""
-        here, step, last_acceptance, subspace = (
-            progress.here,
-            progress.step,
-            progress.last_acceptance,
-            progress.subspace,
-        )
+        here, step, subspace = progress.here, progress.step, progress.subspace
+        last_acceptance = progress.last_acceptance
         is_escape = decision.point is not None and decision.step is None
         evaluated = decision if decision.step is not None or is_escape else last_acceptance
         first_sigma = here.state.sigma if self.method.model.proposes else math.nan

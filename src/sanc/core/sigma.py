@@ -78,12 +78,11 @@ def interpolated_sigma(ray: Ray, outcome: TrialOutcome) -> float:
 
     After a step that was successful, but not very successful, σ is unchanged.
     """
-    sigma, verdict, predicted = ray.sigma, outcome.verdict, outcome.predicted
-    if not math.isfinite(outcome.actual):
+    sigma, verdict, predicted, actual = ray.sigma, outcome.verdict, outcome.predicted, outcome.actual
+    if not math.isfinite(actual):
         return ray.sigma_for(MIN_SHRINK_FACTOR)
-    kappa = (
-        sigma if predicted <= outcome.value_rounding else sigma + 3.0 * (predicted - outcome.actual) / ray.norm_cubed
-    )
+    is_roundoff = predicted <= outcome.value_rounding
+    kappa = sigma if is_roundoff else sigma + 3.0 * (predicted - actual) / ray.norm_cubed
     if verdict is Verdict.UNSUCCESSFUL:
         return min(max(kappa, ray.sigma_for(MAX_SHRINK_FACTOR)), ray.sigma_for(MIN_SHRINK_FACTOR))
     if verdict is Verdict.VERY_SUCCESSFUL:

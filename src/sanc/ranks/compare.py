@@ -66,8 +66,11 @@ def compare_start(ranks: Ranks, groups: Sequence[Mapping[str, Any]], settings: d
     described = [str((name, p.dtype, p.requires_grad)) for name, p in zip(names, tensors, strict=True)]
     options = settings | _group_options(groups)
     digests = [digest(options), digest({"number": len(names)}), digest(dict(enumerate(described)))]  # type: ignore[arg-type]
-    kinds = ("one of the settings (seed, preset, options, lr, compare_every …)", "the number of parameters",
-             "name, shape, type or requires_grad of a parameter")  # fmt: skip
+    kinds = (
+        "one of the settings (seed, preset, options, lr, compare_every …)",
+        "the number of parameters",
+        "name, shape, type or requires_grad of a parameter",
+    )
     ranks.compare(torch.cat(digests).to(device), kinds, "the settings", _REMEDY_AT_START)
     if whole:
         ranks.compare(_fingerprints(tensors), names, "the parameters", _REMEDY_AT_START)

@@ -90,9 +90,13 @@ class ShardedLeaves(Leaves):
     """Parameters of which this rank holds a part."""
 
     def __init__(
-        self, ranks: Ranks, modules: FullyShardedModules, tensors: Sequence[Tensor], decays: Sequence[float],
+        self,
+        ranks: Ranks,
+        modules: FullyShardedModules,
+        tensors: Sequence[Tensor],
+        decays: Sequence[float],
         rates: Sequence[float] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ranks, self._modules = ranks, modules
         super().__init__(tensors, decays, rates)
 
@@ -131,7 +135,7 @@ def as_shard(part: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor
     placements = like.placements if shape == like.shape else [Shard(0)]
     return DTensor.from_local(
         part, like.device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )  # fmt: skip
+    )
 
 
 class FullyShardedModules:

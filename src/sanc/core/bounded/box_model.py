@@ -362,9 +362,8 @@ class _BoxModel:
         s_direction = s / norm if norm > 0.0 else s
 
         def multiply(v: Floats) -> Floats:
-            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (
-                v + (s_direction @ v) * s_direction
-            )
+            along_s = (s_direction @ v) * s_direction
+            product: Floats = self.quadratic.multiply(v) + self._cubic_coefficient * norm * (v + along_s)
             return np.where(free, product, 0.0)
 
         residual = np.where(free, -model_gradient, 0.0)

@@ -38,6 +38,21 @@ _MAX_HOST_DRAW_DIM = 2**24
 class MonitoredLanczos:
     """A Lanczos process that measures the errors of its products.
 
+    Parameters
+    ----------
+    operator : Operator
+        The Hessian.
+    draw_start : callable
+        Returns the start vector, the same at each call.
+    space : Space
+        The space of its vectors.
+    store : bool
+        Keep the basis, and reorthogonalise.
+    rough : bool
+        Whether products may have a lower precision than their type. The first one is then computed twice.
+    measured_errors : int, optional
+        Products whose difference error is measured; later ones use the largest of these. By default all.
+
     Attributes
     ----------
     operator : Operator
@@ -63,17 +78,23 @@ class MonitoredLanczos:
     """
 
     def __init__(
-        self, operator: Operator, start: Callable[[], Vector], space: Space, *, store: bool = True, rough: bool = False,
+        self,
+        operator: Operator,
+        draw_start: Callable[[], Vector],
+        space: Space,
+        *,
+        store: bool = True,
+        rough: bool = False,
         measured_errors: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.operator, self.space, self._is_rough = operator, space, rough
         self._product_error = 0.0  # of products with a lower precision than their type
         self._measured_errors, self._largest_error = measured_errors, 0.0  # of differences of gradients
-        first = start()
-        self.start: Any = first if store else None
-        redraw = None if store else start
+        start = draw_start()
+        self.start: Any = start if store else None
+        redraw = None if store else draw_start
         options: dict[str, Any] = {"store": store, "reorthogonalise": store, "project": True}
-        self.lanczos = Lanczos(self._product, first, space, **options, redraw=redraw)
+        self.lanczos = Lanczos(self._product, start, space, **options, redraw=redraw)
         self.krylov = Krylov(self.lanczos)
         self.difference_error_squared = self.asymmetry_squared = self.neglected_beta = 0.0
         self.product_scale = 1.0
