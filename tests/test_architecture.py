@@ -20,6 +20,8 @@ from sanc.core.point import Point, State
 from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
+from sanc.leastsquares.column_scales import ColumnScales
+from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.many.rows import Rows
 from sanc.minibatch.state import PARTS, MinibatchState
 
@@ -30,8 +32,8 @@ PIECES = [
 ]  # fmt: skip
 
 VALUES = [
-    BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
-    TrialOutcome, *PARTS.values(),
+    BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, Method, MinibatchState, Point, Record,
+    SecondOrderTerm, SigmaRule, State, TrialOutcome, *PARTS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"

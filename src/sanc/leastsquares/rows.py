@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.leastsquares.column_scales import exponent_limit
 from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_STEP_GROWTH
 from sanc.leastsquares.row_data import RowData
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel
-from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
 from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
