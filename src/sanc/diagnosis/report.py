@@ -172,8 +172,10 @@ class Report:
         elif not descends:
             curvature = "At a saddle: a step along negative curvature lowers the held-out loss by more than 1 %."
         else:
-            more = "more" if self.curvature_decrease > self.gradient_decrease else "less"
-            curvature = f"A step along negative curvature lowers the held-out loss too, {more} than the gradient step."
+            comparison = "more" if self.curvature_decrease > self.gradient_decrease else "less"
+            curvature = (
+                f"A step along negative curvature lowers the held-out loss too, {comparison} than the gradient step."
+            )
         return f"{gradient} {curvature}"
 
     @property

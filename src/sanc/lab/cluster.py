@@ -45,7 +45,15 @@ _WIDTH = 24
 
 @dataclass
 class Outcome:
-    """Numbers of runs finished now, finished before, and held by other processes, and the errors of failed runs."""
+    """What became of the runs of a command.
+
+    Attributes
+    ----------
+    finished, finished_before, elsewhere : int
+        The numbers of runs that finished now, that had finished before, and that other processes hold.
+    failed : dict of str
+        The errors of failed runs, by their paths.
+    """
 
     finished: int = 0
     finished_before: int = 0

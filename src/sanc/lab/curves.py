@@ -63,9 +63,24 @@ def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """The results of a method: the mean final loss over its finished runs, or over all if none finished.
+    """The results of a method over its finished runs, or over all if none finished.
 
-    `deviation` is the standard deviation of the final loss. `ends` are the mean costs at the end, by axis.
+    Attributes
+    ----------
+    method : str
+        The name of the method.
+    runs, finished : int
+        The numbers of all runs and of finished ones.
+    start : float
+        The loss at the start.
+    mean, deviation : float
+        Mean and standard deviation of the final loss.
+    best : float
+        The smallest loss of all runs.
+    ends : dict of float
+        The mean costs at the end, by axis.
+    steps : float
+        The mean number of steps.
     """
 
     method: str
@@ -99,7 +114,7 @@ def number(value: float, digits: int = 4) -> str:
 
 def results(runs: Sequence[RunTrace]) -> list[MethodResult]:
     """Return the result of each method, from runs that made a step."""
-    found = []
+    method_results = []
     for method, group in by_method(run for run in runs if run.steps).items():
         done = [run for run in group if run.done is not None]
         finals = [run.final_loss for run in done or group]
@@ -108,8 +123,9 @@ def results(runs: Sequence[RunTrace]) -> list[MethodResult]:
         ends = {x: float(np.mean([run.columns[x][-1] for run in done or group])) for x in AXES}
         steps = float(np.mean([run.steps for run in done or group]))
         start, mean = float(group[0].columns["loss"][0]), float(np.mean(finals))
-        found.append(MethodResult(method, len(group), len(done), start, mean, deviation, best_loss(group), ends, steps))
-    return found
+        losses = (start, mean, deviation, best_loss(group))
+        method_results.append(MethodResult(method, len(group), len(done), *losses, ends, steps))
+    return method_results
 
 
 def run_counts(panels: Collection[Sequence[RunTrace]]) -> str:

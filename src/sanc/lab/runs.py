@@ -189,11 +189,11 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         journal.start(problem.value(start))
     variant = spec.variant
     sanc.errors.one_of("method", variant.method, sanc.METHODS)
-    tested = isinstance(variant.composed().acceptance, sanc.RatioTest) and not spec.on_samples
+    uses_ratio_test = isinstance(variant.composed().acceptance, sanc.RatioTest) and not spec.on_samples
 
     def watch(intermediate_result: Any) -> bool:
         record, loss = intermediate_result.record, None
-        if tested:  # on all rows, so that fun is the loss; without a trial it is unchanged
+        if uses_ratio_test:  # on all rows, so that fun is the loss; without a trial it is unchanged
             loss = journal.loss if math.isnan(intermediate_result.fun) else float(intermediate_result.fun)
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
         tick(journal.share, journal.loss, str(record.branch), record.sigma)
@@ -206,7 +206,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
         problem, start, method=variant.method, seed=spec.seed,
-        batch_size=batch, objective_batch_size=None if tested or spec.on_samples else batch,
+        batch_size=batch, objective_batch_size=None if uses_ratio_test or spec.on_samples else batch,
         max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
         **variant.arguments,

@@ -232,15 +232,15 @@ def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any
         return {}
     for_one = _keywords(least_squares) - {"args", "kwargs"}
     for_rows = {item.name for item in fields(RunOptions)}
-    known, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
-    for name in options.keys() & (others - known):
+    admitted, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
+    for name in options.keys() & (others - admitted):
         problem = f"{name} = {shown(options[name])}"
         if is_rows:
             raise ArgumentError(
                 f"{problem} is for one fit, not for rows of ydata: leave it out, or call curve_fit for each row."
             )
         raise ArgumentError(f"{problem} is for rows of ydata: leave it out for one fit.")
-    reject_arguments("curve_fit", options, known | _keywords(curve_fit))
+    reject_arguments("curve_fit", options, admitted | _keywords(curve_fit))
     return {**options}
 
 

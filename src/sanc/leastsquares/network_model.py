@@ -25,7 +25,19 @@ from sanc.leastsquares.oracle import ResidualOracle, has_whole_hessian
 
 @dataclass(frozen=True, slots=True)
 class NetworkSubspace(KrylovSubspace):
-    """The space of a dense Jacobian, with trial points x + s + a."""
+    """The space of a dense Jacobian, with trial points x + s + a.
+
+    Attributes
+    ----------
+    oracle : ResidualOracle or None
+        The oracle of the residuals; None: steps are not corrected.
+    evaluation : ResidualEvaluation or None
+        The residuals at x.
+    jacobian : JacobianMatrix or None
+        Their Jacobian.
+    scale_of_f : float
+        The power of two by which f is multiplied.
+    """
 
     oracle: ResidualOracle | None = None
     evaluation: ResidualEvaluation | None = None
