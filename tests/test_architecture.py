@@ -318,7 +318,7 @@ def test_no_state_is_changed_by_the_keys_of_its_saved_form():
 
 def test_the_rules_for_rows_are_functions():
     """They return what they decide, and assign no attribute of what they are given but of themselves."""
-    for name in ("rules.py", "cubic.py", "algebra.py", "spectra.py", "box.py"):
+    for name in ("rules.py", "decisions.py", "cubic.py", "algebra.py", "spectra.py", "box.py"):
         for node in nodes(SOURCE / "many" / name):
             for target in written(node):
                 assert getattr(target.value, "id", "") == "self", f"{name}:{target.lineno}"

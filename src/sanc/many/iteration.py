@@ -11,17 +11,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
-from sanc.core.bounded.bounds import Box
+from sanc.core.acceptance import WORTHWHILE_GROWTH
 from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, SIGMA_INCREASE_FACTOR
-from sanc.core.escape import MAX_ESCAPE_HALVINGS
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
-from sanc.core.space import NEAR_ZERO, ROUNDING_ERRORS
+from sanc.core.space import ROUNDING_ERRORS
 from sanc.many import rules
 from sanc.many.algebra import multiply, norms_of
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
+from sanc.many.decisions import (
+    RowDecisions,
+    decide_cubic_steps,
+    decide_escape_steps,
+    decide_longer_steps,
+    halve_escape_steps,
+)
 from sanc.many.endings import leave_saddles, rounding_of_gradients
 from sanc.many.rows import (
     CUBIC,
@@ -30,7 +35,6 @@ from sanc.many.rows import (
     PENDING,
     RUNNING,
     WAITING,
-    Accepted,
     RowPoints,
     RowProblem,
     Rows,
@@ -86,64 +90,41 @@ class ManyIteration:
             value = torch.where(unbounded, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
-        accepted, rejected = self._accept_cubic_steps(rows, value, evaluated)
+        decisions = decide_cubic_steps(self.problem, rows, value, evaluated)
+        accepted = self._adopt(rows, decisions)
         if self.problem.tries_longer_steps and bool(was_longer.any()):
-            accepted = accepted | self._accept_longer_steps(rows, value, was_longer)
+            accepted = accepted | self._adopt(rows, decide_longer_steps(self.problem, rows, value, was_longer))
         has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
         if has_escapes:
-            lower, stays = self._accept_escape_steps(rows, value, was_escape)
-            accepted = accepted | lower
-        rejected = rejected | self._move(rows, accepted, evaluated)
+            escapes = decide_escape_steps(rows, value, was_escape)
+            stays = self._halve(rows, was_escape & ~escapes.is_accepted)
+            accepted = accepted | self._adopt(rows, escapes)
+        rejected = self._move(rows, accepted, evaluated)
+        if decisions.rejected is not None:
+            rejected = rejected | decisions.rejected
         if has_escapes:
             self._stay(rows, stays)
         mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
         rows.trial = replace(rows.trial, mode=mode)
         self._end_at_limits(rows)
 
-    # Decisions about trial points.
+    def _adopt(self, rows: Rows, decisions: RowDecisions) -> Tensor:
+        """Write decisions into the rows, and propose longer steps. Return the rows that move to accepted points."""
+        rows.accepted, rows.sigma = decisions.accepted, decisions.sigma
+        if decisions.gradients is not None:
+            rows.njev = rows.njev + decisions.gradients
+        if decisions.longer is None:
+            return decisions.is_accepted
+        return decisions.is_accepted & ~self._propose_longer(rows, decisions.longer)
 
-    def _accept_cubic_steps(self, rows: Rows, value: Tensor, evaluated: RowPoints | None) -> tuple[Tensor, Tensor]:
-        """Return which rows accept and which reject their cubic step; rows that try a longer step next do neither."""
-        is_cubic = rows.trial.mode == CUBIC
-        value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
-        actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic, evaluated)
-        verdict = self.rules.classify(actual, rows.trial.predicted, value_rounding)
-        sigma = self.problem.after_trial(rows, verdict, actual, value_rounding)
-        accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
-        rejected = is_cubic & ~accepted
-        before, rows.accepted = rows.accepted, Accepted(rows.trial, value, sigma, verdict)
-        if self.problem.tries_longer_steps:  # rows that try a longer step keep the point that they have accepted
-            rows.accepted = rows.accepted.where(accepted, before)
-        rows.sigma = torch.where(rejected, sigma, rows.sigma)
-        if self.problem.tries_longer_steps:
-            rho = rules.ratio(actual, rows.trial.predicted, value_rounding)
-            longer = accepted & rows.sigma_unconfirmed & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
-            accepted = accepted & ~self._propose_longer(rows, longer)
-        return accepted, rejected
-
-    def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor, evaluated: RowPoints | None) -> Tensor:
-        """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
-        eps, predicted = self.problem.eps, rows.trial.predicted
-        unsuccessful = (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
-        if not bool(unsuccessful.any()):
-            return actual
-        length_scale = torch.maximum(rows.first_length_scale, rows.x_norm)
-        term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
-        below_cancellation = unsuccessful & rules.is_within_cancellation(actual, predicted, term_size, eps)
-        indices = torch.nonzero(below_cancellation).reshape(-1)
-        if len(indices) == 0:
-            return actual
-        trial = rows.trial.x[indices]
-        g = self.problem.gradients(trial, rows.ids[indices]) if evaluated is None else evaluated.g[indices]
-        g = g * rows.scale[indices]
-        rows.njev = rows.njev + below_cancellation
-        if rows.lower is not None and rows.upper is not None:
-            g = g * Box(rows.lower[indices], rows.upper[indices]).free(trial, g)
-        halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[indices]
-        return actual.index_copy(0, indices, torch.where(halved, predicted[indices], actual[indices]))
+    def _halve(self, rows: Rows, candidates: Tensor) -> Tensor:
+        """Halve the escape steps of some rows. Return those whose steps are too short, or were halved too often."""
+        halved = halve_escape_steps(self.problem, rows, candidates)
+        rows.trial, rows.halvings = halved.trial, halved.halvings
+        return halved.ended
 
     def _propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
-        """Set longer trial points among the rows `candidates`, and return the mask of the rows that have one."""
+        """Set longer trial points where that is worthwhile among `candidates`, and return the mask of these rows."""
         indices = torch.nonzero(candidates & (rows.trials <= self.rules.max_resolves)).reshape(-1)
         proposed = torch.zeros_like(candidates)
         if len(indices) == 0:
@@ -157,33 +138,6 @@ class ManyIteration:
         rows.set(indices[kept], longer.take(kept))
         proposed[indices[kept]] = True
         return proposed
-
-    def _accept_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
-        """Accept longer steps with a lower value; return the rows that do not try a further one."""
-        lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
-        actual = rows.point.value - value
-        zero = torch.zeros_like(actual)
-        verdict = self.rules.classify(actual, rows.trial.predicted, zero)
-        sigma = self.problem.after_trial(rows, verdict, actual, zero)
-        rows.accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(lower, rows.accepted)
-        rho = rules.ratio(actual, rows.trial.predicted, zero)
-        return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma))
-
-    def _accept_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
-        """Accept escape steps with a lower value, and halve the others; return the former, and the rows that stay."""
-        lower = escapes & (value > -torch.inf) & (value < rows.point.value)
-        verdict = torch.full_like(rows.accepted.verdict, rules.UNSUCCESSFUL)
-        rows.accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(lower, rows.accepted)
-        return lower, self._halve(rows, escapes & ~lower)
-
-    def _halve(self, rows: Rows, candidates: Tensor) -> Tensor:
-        """Halve the escape steps of some rows; return those whose steps are too short."""
-        rows.halvings = rows.halvings + candidates
-        x, trial = rows.point.x, rows.trial
-        halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
-        rows.trial = halved.where(candidates, trial)
-        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=NEAR_ZERO)
-        return candidates & (is_short | (rows.halvings >= MAX_ESCAPE_HALVINGS))
 
     def _propose_pending(self, rows: Rows) -> None:
         """Propose the next steps of rows that begin an iteration or whose step was rejected."""
@@ -221,7 +175,7 @@ class ManyIteration:
     # Moves.
 
     def _move(self, rows: Rows, accepted: Tensor, evaluated: RowPoints | None) -> Tensor:
-        """Move rows to accepted points, begin their next iteration, and return those whose cubic step is rejected.
+        """Move rows to accepted points, and begin their next iteration. Return those whose cubic step is rejected.
 
         The points are evaluated unless the trial points have been. A step to a gradient that is not finite is rejected.
         """
@@ -266,7 +220,7 @@ class ManyIteration:
         self._enter(rows, before)
 
     def _reject(self, rows: Rows, indices: Tensor, failed_rows: Rows) -> Tensor:
-        """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
+        """Reject steps to points with a gradient that is not finite. Halve escape steps, and return the cubic ones."""
         nan = torch.full_like(failed_rows.point.value, torch.nan)
         escapes = failed_rows.accepted.trial.mode == ESCAPE
         failed_rows.trial = replace(failed_rows.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
