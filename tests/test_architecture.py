@@ -277,13 +277,13 @@ def calls(path):
     return found
 
 
-ROW_STATES = {SOURCE / "many" / "iteration.py"}
-"""The module that writes σ of many rows, whose state is one mutable object of tensors. Its rules are functions."""
+ROW_STATES = {SOURCE / "many" / name for name in ("iteration.py", "proposals.py")}
+"""The modules that write σ of many rows, whose state is one mutable object of tensors. Their rules are functions."""
 
 
 def test_problems_and_rules_of_rows_return_values():
-    """Only the iteration of rows and the run that they enter and leave write an attribute of `Rows`."""
-    writers = {SOURCE / "many" / name for name in ("iteration.py", "running.py")}
+    """Only the iteration of rows, its proposals, and the run that they enter and leave write an attribute of `Rows`."""
+    writers = {SOURCE / "many" / name for name in ("iteration.py", "proposals.py", "running.py")}
     found = {path for path in modules() for node in nodes(path) for target in written(node)
              if isinstance(target.value, ast.Name) and target.value.id in ("rows", "part", "fresh")
              and target.attr in Rows.__dataclass_fields__}  # fmt: skip

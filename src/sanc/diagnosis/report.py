@@ -45,7 +45,7 @@ class Report:
     grad_norm : float
         ‖g‖ on all batches.
     noise_share : float
-        Estimated share of ‖g‖² that is batch noise; NaN for one batch.
+        Estimated fraction of ‖g‖² that is batch noise; NaN for one batch.
     noise_scale : float
         Gradient-noise scale in rows: tr Cov(g of one row) / ‖∇f‖² without noise. Infinite if the gradient is all noise.
     lambda_min, lambda_max : float

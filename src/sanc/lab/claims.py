@@ -243,8 +243,8 @@ def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> 
     pairs = _pairs(methods, other)
     ours, theirs = ([pair[k].final_loss for pair in pairs] for k in range(2))
     decrease = float(np.mean([float(their.columns["loss"][0]) - their.final_loss for _, their in pairs]))
-    shares = [(a - b) / max(abs(decrease), 1e-300) for a, b in zip(ours, theirs, strict=True)]
-    mean, low, high = (100 * value for value in statistics.mean_interval(shares))
+    fractions = [(a - b) / max(abs(decrease), 1e-300) for a, b in zip(ours, theirs, strict=True)]
+    mean, low, high = (100 * value for value in statistics.mean_interval(fractions))
     between = f" [{low:+.2f}, {high:+.2f}]" if len(pairs) > 1 else ""
     claim = Claim(
         f"SANC's loss is competitive with that of {other.upper()} on the same budget of calls.",
@@ -255,5 +255,5 @@ def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> 
         None,
     )
     return ClaimTest(
-        claim, statistics.below(shares, _EQUIVALENCE_MARGIN), statistics.above(shares, _EQUIVALENCE_MARGIN)
+        claim, statistics.below(fractions, _EQUIVALENCE_MARGIN), statistics.above(fractions, _EQUIVALENCE_MARGIN)
     )

@@ -1,4 +1,4 @@
-"""Compute what figures and tables show of the runs: mean curves, f*, and the shares and decreases of the branches."""
+"""Compute what figures and tables show of the runs: mean curves, f*, and fractions and decreases of the branches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from sanc.lab.traces import Floats, RunTrace, by_method, grouped
 Curve: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 
 MARGIN = 0.05
-"""Distance of f* below the best loss, as a share of the distance from the best to the median final loss. The median
+"""Distance of f* below the best loss, as a fraction of the distance from the best to the median final loss. The median
 then is 21 times as far above f* as the best, which is 1.3 decades of the axis."""
 
 MIN_MARGIN, MAX_MARGIN = 1e-5, 1e-2
-"""Bounds on that distance, as shares of the decrease from the start to the best loss: at most five decades are drawn,
-and f* is not visibly below the best loss."""
+"""Bounds on that distance, as fractions of the decrease from the start to the best loss: at most five decades are
+drawn, and f* is not visibly below the best loss."""
 
 _LOG_AXIS_RATIO = 30
 """First over least mean loss from which the axis is logarithmic: one and a half decades."""
 
 _SMOOTHING_WIDTH = 0.025
-"""Standard deviation of the Gaussian that smooths the shares of the branches, as a share of the range."""
+"""Standard deviation of the Gaussian that smooths the fractions of the branches, as a fraction of the range."""
 
 
 def best_loss(runs: Iterable[RunTrace]) -> float:
@@ -187,7 +187,7 @@ def falls_over_decades(curves: Iterable[Curve]) -> bool:
 
 
 def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> tuple[Floats, dict[str, Floats]]:
-    """Return the smoothed shares of the branches as functions of x, over the steps of all runs.
+    """Return the smoothed fractions of the branches as functions of x, over the steps of all runs.
 
     Branches without a step are omitted; if no step has a branch, the dictionary is empty.
     """

@@ -148,11 +148,11 @@ def legend(runs: Sequence[RunTrace]) -> str:
 
 
 def _stack(axes: Axes, run: RunTrace) -> None:
-    """Draw the shares of the branches over a run, with the names and total shares of the branches."""
-    at, shares = curves.mix([run], "calls", 240)
-    present = list(reversed(shares))
+    """Draw the fractions of the branches over a run, with the names and total fractions of the branches."""
+    at, fractions = curves.mix([run], "calls", 240)
+    present = list(reversed(fractions))
     totals = {branch: 100 * count / run.steps for branch, count in Counter(run.columns["branch"]).items()}
-    axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
+    axes.stackplot(at, *(fractions[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
                    labels=[f"{branch}, {totals[branch]:.0f} %" for branch in present], edgecolor="white",
                    linewidth=0.5)  # fmt: skip
     axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel="evaluations")
@@ -160,7 +160,7 @@ def _stack(axes: Axes, run: RunTrace) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True, handlelength=0.7)
     figures.write_title(
-        axes, f"Steps of {style_of(run.method).name}", "share of steps by branch, smoothed; totals at the right"
+        axes, f"Steps of {style_of(run.method).name}", "fraction of steps by branch, smoothed; totals at the right"
     )
 
 

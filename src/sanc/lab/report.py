@@ -56,9 +56,9 @@ def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
             for kind, curve in columns.items():
                 if len(curve[0]):
                     charts[kind][x][method] = [_compact(part) for part in curve]
-            places, shares = curves.mix(group, x)
-            if len(shares) > 1:
-                rows = {branch: _compact(share) for branch, share in shares.items()}
+            places, fractions = curves.mix(group, x)
+            if len(fractions) > 1:
+                rows = {branch: _compact(fraction) for branch, fraction in fractions.items()}
                 charts["mix"][x][method] = [_compact(places), rows]
     return charts
 

@@ -136,7 +136,7 @@ def curve_fit(
             p0,
             bounds,
             RunOptions(**passed_on),
-            start=partial(_start, f, None),
+            initial_parameters=partial(_initial_parameters, f, None),
             restarts=_DEFAULT_RESTARTS if restarts is None else restarts,
             absolute_sigma=absolute_sigma,
         )
@@ -148,7 +148,7 @@ def curve_fit(
     if isinstance(xdata, list | tuple) and all(isinstance(entry, Real) for entry in xdata):
         xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
-    start = _start(f, p0, bounds, y)
+    start = _initial_parameters(f, p0, bounds, y)
     if callable(jac) and (problem := call_problem(jac, 1 + len(start))):
         raise ArgumentTypeError(
             f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
@@ -269,7 +269,7 @@ def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
     return y
 
 
-def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
+def _initial_parameters(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
     """Return the initial parameters: those given, or ones, or points between finite bounds."""
     if p0 is not None:
         _check_count(f, p0.numel() if isinstance(p0, Tensor) else np.size(p0), p0)

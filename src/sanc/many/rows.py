@@ -229,7 +229,7 @@ class RowScales:
 
 @dataclass
 class Rows(Group):
-    """The rows that have not ended. Only `ManyIteration` and `RowRun` change them.
+    """The rows that have not ended. Only `ManyIteration`, its `RowProposals` and `RowRun` change them.
 
     Attributes
     ----------
