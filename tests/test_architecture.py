@@ -20,6 +20,8 @@ from sanc.core.point import Point, State
 from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
 from sanc.core.sigma import SigmaRule
+from sanc.leastsquares.column_scales import ColumnScales
+from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.many.rows import Rows
 from sanc.minibatch.settings import METRICS
 from sanc.minibatch.state import PARTS, MinibatchState
@@ -31,8 +33,8 @@ PIECES = [
 ]  # fmt: skip
 
 VALUES = [
-    BoundedModel, BoundedSubspace, Decision, KrylovSubspace, Method, MinibatchState, Point, Record, SigmaRule, State,
-    TrialOutcome, *PARTS.values(),
+    BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, Method, MinibatchState, Point, Record,
+    SecondOrderTerm, SigmaRule, State, TrialOutcome, *PARTS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -276,13 +278,13 @@ def calls(path):
     return found
 
 
-ROW_STATES = {SOURCE / "many" / "iteration.py"}
-"""The module that writes σ of many rows, whose state is one mutable object of tensors. Its rules are functions."""
+ROW_STATES = {SOURCE / "many" / name for name in ("iteration.py", "proposals.py")}
+"""The modules that write σ of many rows, whose state is one mutable object of tensors. Their rules are functions."""
 
 
 def test_problems_and_rules_of_rows_return_values():
-    """Only the iteration of rows and the run that they enter and leave write an attribute of `Rows`."""
-    writers = {SOURCE / "many" / name for name in ("iteration.py", "running.py")}
+    """Only the iteration of rows, its proposals, and the run that they enter and leave write an attribute of `Rows`."""
+    writers = {SOURCE / "many" / name for name in ("iteration.py", "proposals.py", "running.py")}
     found = {path for path in modules() for node in nodes(path) for target in written(node)
              if isinstance(target.value, ast.Name) and target.value.id in ("rows", "part", "fresh")
              and target.attr in Rows.__dataclass_fields__}  # fmt: skip
@@ -317,7 +319,7 @@ def test_no_state_is_changed_by_the_keys_of_its_saved_form():
 
 def test_the_rules_for_rows_are_functions():
     """They return what they decide, and assign no attribute of what they are given but of themselves."""
-    for name in ("rules.py", "cubic.py", "algebra.py", "spectra.py", "box.py"):
+    for name in ("rules.py", "decisions.py", "cubic.py", "algebra.py", "spectra.py", "box.py"):
         for node in nodes(SOURCE / "many" / name):
             for target in written(node):
                 assert getattr(target.value, "id", "") == "self", f"{name}:{target.lineno}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sanc.core.spectrum.curvature import explore
-from sanc.implicit.linear_systems import RitzSpace, known_space, solve, solve_least_squares
+from sanc.implicit.linear_systems import RitzSpace, ritz_space_of, solve, solve_least_squares
 from sanc.minimisation.objective import build_oracle
 from tensors import normal
 
@@ -36,7 +36,7 @@ def test_linear_systems(condition, size):
     oracle, x = oracle_of(H)
     explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True, relative_error=0.5)
     u = normal(size, seed=4)
-    for known in (known_space(explored, oracle.space), NOTHING):
+    for known in (ritz_space_of(explored, oracle.space), NOTHING):
         found = solve(oracle.hessian(x), u, oracle.space, known, lower=explored.certificate.lower_bound, rtol=1e-10)
         truth = torch.linalg.solve(H, u)
         error = float((found.v - truth).norm() / truth.norm())
@@ -52,7 +52,7 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     oracle, x = oracle_of(H)
     explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True)
     found = solve(
-        oracle.hessian(x), normal(size), oracle.space, known_space(explored, oracle.space),
+        oracle.hessian(x), normal(size), oracle.space, ritz_space_of(explored, oracle.space),
         lower=explored.certificate.lower_bound, rtol=1e-8,
     )  # fmt: skip
     assert found.products <= 6 and found.error <= 1e-8
@@ -71,7 +71,7 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
     H = graded()
     oracle, x = oracle_of(H)
     explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True, relative_error=0.5)
-    known, u, lower = known_space(explored, oracle.space), normal(300, seed=6), explored.certificate.lower_bound
+    known, u, lower = ritz_space_of(explored, oracle.space), normal(300, seed=6), explored.certificate.lower_bound
     assert 0 < known.dim < 100
     W = known.rows.T
     outside = torch.linalg.qr(torch.cat([W, normal(300, 300)], 1)).Q[:, known.dim : 300]

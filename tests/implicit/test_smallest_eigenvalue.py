@@ -90,7 +90,7 @@ def test_a_matrix_bounds_its_smallest_eigenvalue_up_to_roundoff():
     cert = known.certificate
     assert cert.lower_bound <= smallest <= cert.lambda_min + cert.ritz_error and cert.error_bound < 1e-12
     assert (cert.confidence, cert.products, cert.stationary) == (1.0, 20, True)
-    W, values = known.known.rows, torch.from_numpy(known.known.values)
+    W, values = known.ritz_space.rows, torch.from_numpy(known.ritz_space.values)
     assert torch.allclose(W.T * values @ W, H, atol=1e-10)
 
 

@@ -72,8 +72,8 @@ def test_the_competitive_claim_compares_runs_with_equal_seeds(ours, theirs, hold
 def test_verdicts_account_for_the_number_of_tests():
     """0.03 decides alone; of two tests the smaller counts twice, and claims without a test are not counted."""
     claim = claims.Claim("a", "b", "c", "d", None)
-    assert [found.holds for found in claims.decided([claims.Tested(claim, 0.03, 0.97)])] == [True]
-    several = [claims.Tested(claim, 0.03, 0.97), replace(claim, holds=False), claims.Tested(claim, 0.9, 0.01)]
+    assert [found.holds for found in claims.decided([claims.ClaimTest(claim, 0.03, 0.97)])] == [True]
+    several = [claims.ClaimTest(claim, 0.03, 0.97), replace(claim, holds=False), claims.ClaimTest(claim, 0.9, 0.01)]
     assert [found.holds for found in claims.decided(several)] == [None, False, False]
 
 

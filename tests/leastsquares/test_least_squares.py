@@ -20,8 +20,9 @@ from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.dense import EigenSpace
 from sanc.core.spectrum import cubic
 from sanc.leastsquares import accelerated
+from sanc.leastsquares.column_scales import ColumnScales
 from sanc.leastsquares.losses import LOSSES, Loss
-from sanc.leastsquares.oracle import ResidualOracle
+from sanc.leastsquares.oracle import ResidualOracle, WholeHessianOracle
 from sanc.leastsquares.residuals import Residuals
 from sanc.minimisation import Status
 
@@ -140,11 +141,11 @@ def test_products_with_the_whole_hessian(loss, is_torch):
         return 0.5 * (square if loss == "linear" else 0.25 * torch.log1p(square / 0.25)).sum()
 
     dense = torch.func.hessian(cost)(torch.from_numpy(x)).numpy()
-    oracle.rescale(np.array([1.0, -2.0, 3.0]), None)
+    scales = ColumnScales(np.array([1.0, -2.0, 3.0]), x.dtype, is_uniform=False)
+    oracle = oracle.in_variables(scales.variables())
     scale, z = oracle.scale, oracle.scaled(x)
     assert scale.tolist() == [0.5, 4.0, 0.125] and np.array_equal(oracle.unscaled(z), x)
-    with oracle.whole_hessian():
-        operator = oracle.hessian(z)
+    operator = WholeHessianOracle(oracle).hessian(z)
     products = np.stack([operator(column) for column in np.eye(3)])
     assert np.allclose(products, dense * np.outer(scale, scale), atol=1e-6 * np.abs(dense).max())
     model = np.stack([oracle.hessian(z)(column) for column in np.eye(3)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +25,7 @@ from sanc.many import algebra, rules
 from sanc.many.box import fit_steps
 from sanc.many.cubic import CubicModels
 from sanc.many.endings import leave_saddles, rounding_of_gradients
-from sanc.many.rows import RowPoints, Rows, Spectra
+from sanc.many.rows import Group, RowPoints, Rows, Spectra
 from sanc.many.rules import ROBUST_RULES
 from sanc.many.spectra import decompose
 from sanc.presets import PRESETS
@@ -346,16 +346,21 @@ def test_products_of_many_matrices_do_not_depend_on_the_library(monkeypatch, has
     same(algebra.multiply_transposed(matrix, torch.from_numpy(short)), np.einsum("rip,ri->rp", rows, short))
 
 
+@dataclass(frozen=True)
+class Extras(Group):
+    norms: torch.Tensor
+
+
 def test_rows_are_taken_put_joined_and_chosen_with_all_their_parts():
     def rows(first):
         numbers = torch.arange(first, first + 4, dtype=torch.float64)
         matrix = numbers[:, None, None].expand(4, 2, 2)
-        point = RowPoints(matrix[:, 0], numbers, matrix[:, 0], matrix, {"norms": matrix[:, 0]})
+        point = RowPoints(matrix[:, 0], numbers, matrix[:, 0], matrix, Extras(matrix[:, 0]))
         return Rows.start(numbers.long(), point, matrix[:, 0], None)
 
     def numbers(group):
         parts = (group.ids, group.lower[:, 1], group.point.value, group.point.matrix[:, 1, 0])
-        parts += (group.point.more["norms"][:, 1], group.trial.x[:, 0], group.accepted.trial.x[:, 1])
+        parts += (group.point.extras.norms[:, 1], group.trial.x[:, 0], group.accepted.trial.x[:, 1])
         assert group.upper is None
         assert len({tuple(part.tolist()) for part in parts}) == 1
         return group.ids.tolist()

@@ -27,7 +27,21 @@ _ASYMMETRY_WARNING = (
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """What `diagnose` was asked about the Hessian; its parameters of these names describe them."""
+    """Options of `diagnose` for the spectrum of the Hessian.
+
+    Attributes
+    ----------
+    relative_error : float
+        Relative error of the bounds of the extreme eigenvalues at which Lanczos stops.
+    confidence : float
+        Probability with which the bounds hold.
+    max_products : int or None
+        The most products of each Lanczos process.
+    seed : int
+        Seed of random start vectors.
+    start_vectors : int
+        The number of start vectors of the quadrature.
+    """
 
     relative_error: float
     confidence: float

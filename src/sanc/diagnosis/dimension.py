@@ -56,7 +56,17 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class _Quadrature:
-    """Quadrature of the spectrum of a random start: nodes with their weights, ∫|λ| with its error, and ∫λ²."""
+    """Quadrature of the spectrum of a random start.
+
+    Attributes
+    ----------
+    values, weights : ndarray
+        The nodes with their weights.
+    mean_abs, mean_abs_error : float
+        ∫|λ|, and its error.
+    mean_square : float
+        ∫λ².
+    """
 
     values: Floats
     weights: Floats
@@ -79,7 +89,7 @@ def measure_dimension(
     oracle: Oracle,
     x: Vector,
     extremes: Extremes,
-    known: Mapping[int, Vector],
+    eigenvectors: Mapping[int, Vector],
     seeds: Iterable[int],
     *,
     count: int,
@@ -94,7 +104,7 @@ def measure_dimension(
         Evaluates the Hessian, and the point.
     extremes : Extremes
         The bounds on the extreme eigenvalues, whose Ritz pairs are used again.
-    known : mapping
+    eigenvectors : mapping
         Orthonormal eigenvectors by the index of their Ritz pair.
     seeds, count : iterable, int
         Seeds of the random starts, and how many there are. Fewer are used where the error of products is the largest.
@@ -103,7 +113,7 @@ def measure_dimension(
     time_is_up : callable
         Returns whether the time limit has passed.
     """
-    dim, complement_dim = oracle.space.dim, oracle.space.dim - len(known)
+    dim, complement_dim = oracle.space.dim, oracle.space.dim - len(eigenvectors)
     quadratures: list[_Quadrature] = []
     dimension: Dimension | None = None
     products = 0
@@ -114,24 +124,32 @@ def measure_dimension(
         current = _quadrature(alpha, beta, complement_dim)
         return len(alpha) >= _MIN_QUADRATURE_STEPS and (
             complement_dim * current.mean_abs_error <= _standard_error_of_trace(current, complement_dim, count)
-            or _participation_ratio(extremes, dim, [*known], [*quadratures, current], products).limited_by_product_error
+            or _participation_ratio(
+                extremes, dim, [*eigenvectors], [*quadratures, current], products
+            ).limited_by_product_error
         )
 
     for seed in seeds if complement_dim else ():
         if time_is_up():
             break
         alpha, beta = quadrature(
-            oracle, x, seed, max_dim=_MAX_QUADRATURE_STEPS, suffices=suffices, store=store, without=[*known.values()]
+            oracle,
+            x,
+            seed,
+            max_dim=_MAX_QUADRATURE_STEPS,
+            suffices=suffices,
+            store=store,
+            without=[*eigenvectors.values()],
         )
         quadratures.append(_quadrature(alpha, beta, complement_dim))
         products += len(alpha)
-        dimension = _participation_ratio(extremes, dim, [*known], quadratures, products)
+        dimension = _participation_ratio(extremes, dim, [*eigenvectors], quadratures, products)
         if dimension.limited_by_product_error:  # more starts do not reduce the error of products
             break
     if dimension is not None:
         return dimension
     krylov, scale = extremes.krylov, extremes.product_scale
-    indices = [] if complement_dim else [*known]  # the start of the bounds is the only one
+    indices = [] if complement_dim else [*eigenvectors]  # the start of the bounds is the only one
     quadratures = [_quadrature(np.array(krylov.alpha) / scale, np.array(krylov.beta) / scale, dim)]
     return _participation_ratio(extremes, dim, indices, quadratures, products)
 

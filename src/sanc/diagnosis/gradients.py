@@ -122,7 +122,7 @@ def _require_repeatable(value: float, again: float) -> None:
 
 
 def _batch_noise(moments: PartMoments, grad_norm: float, rows: int) -> tuple[float, float]:
-    """Return the share of ‖g‖² that is batch noise, and the noise scale in rows; NaN for one batch.
+    """Return the fraction of ‖g‖² that is batch noise, and the noise scale in rows; NaN for one batch.
 
     A batch of n_i rows has a gradient g_i with the variance S/n_i if S is the variance of a row. With weights w_i =
     n_i/N of k batches, N Σ w_i ‖g_i − ḡ‖² / (k − 1) estimates S without bias, and S/N is the variance of the mean ḡ.
@@ -131,5 +131,5 @@ def _batch_noise(moments: PartMoments, grad_norm: float, rows: int) -> tuple[flo
         return math.nan, math.nan
     noise = max(moments.mean_square - grad_norm**2, 0.0) / (moments.count - 1)
     signal = grad_norm**2 - noise
-    share = min(1.0, noise / grad_norm**2) if grad_norm > 0.0 else float(noise > 0.0)
-    return share, rows * noise / signal if signal > 0.0 else math.inf
+    noise_fraction = min(1.0, noise / grad_norm**2) if grad_norm > 0.0 else float(noise > 0.0)
+    return noise_fraction, rows * noise / signal if signal > 0.0 else math.inf

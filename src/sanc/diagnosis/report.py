@@ -45,7 +45,7 @@ class Report:
     grad_norm : float
         ‖g‖ on all batches.
     noise_share : float
-        Estimated share of ‖g‖² that is batch noise; NaN for one batch.
+        Estimated fraction of ‖g‖² that is batch noise; NaN for one batch.
     noise_scale : float
         Gradient-noise scale in rows: tr Cov(g of one row) / ‖∇f‖² without noise. Infinite if the gradient is all noise.
     lambda_min, lambda_max : float
@@ -172,8 +172,10 @@ class Report:
         elif not descends:
             curvature = "At a saddle: a step along negative curvature lowers the held-out loss by more than 1 %."
         else:
-            more = "more" if self.curvature_decrease > self.gradient_decrease else "less"
-            curvature = f"A step along negative curvature lowers the held-out loss too, {more} than the gradient step."
+            comparison = "more" if self.curvature_decrease > self.gradient_decrease else "less"
+            curvature = (
+                f"A step along negative curvature lowers the held-out loss too, {comparison} than the gradient step."
+            )
         return f"{gradient} {curvature}"
 
     @property

@@ -25,7 +25,17 @@ _PROFILE_POINTS = 11
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """What steps from the parameters do to the loss; `Report` describes the numbers."""
+    """What steps from the parameters do to the loss.
+
+    Attributes
+    ----------
+    gradient_decrease, curvature_decrease : float
+        The decrease of the loss by a gradient step, and by a step along negative curvature.
+    curvature_step_norm : float
+        The norm of the latter.
+    profiles : dict
+        The loss along lines through the parameters, by the name of the direction: positions, and losses there.
+    """
 
     gradient_decrease: float
     curvature_decrease: float

@@ -24,6 +24,9 @@ DIFFERENCE_POWERS = {"2-point": 1 / 2, "3-point": 1 / 3}
 h balances the truncation error, O(h) or O(h²), with the roundoff error eps/h of the values.
 """
 
+ERROR_POWERS = {"2-point": 1 / 2, "3-point": 2 / 3, "cs": 1.0}
+"""Powers of eps of the errors of differences with these steps."""
+
 _ERROR_GROWTH = {"2-point": 2.0, "3-point": 4.0}
 """Factors by which the truncation error grows if the step is doubled; for roundoff it is ½."""
 _GROWTH_MARGIN = 1.5
@@ -54,6 +57,8 @@ class DifferenceOracle(CallableOracle):
         Whether gradients have a truncation error; those of "cs" have none.
     noise : float
         As in `CallableOracle`.
+    value_error : float
+        Relative error of f, which the steps of differences follow: the machine precision, or more after a stall.
     """
 
     has_user_gradient = False
@@ -65,16 +70,11 @@ class DifferenceOracle(CallableOracle):
             )
         super().__init__(fun, x0, jac=fun, args=args)
         self.scheme, self.differenced_gradient = scheme, scheme != "cs"
-        self.value_error = 0.0
         self._set_value_error(self.space.eps)
 
     def _set_value_error(self, value_error: float) -> None:
-        """Set the relative error of f, and with it the steps and the relative error of the gradients."""
-        self.value_error = value_error
-        if self.scheme == "cs":
-            self.noise = self.space.eps
-        else:
-            self.noise = value_error ** (1.0 - DIFFERENCE_POWERS[self.scheme])
+        """Set the relative error of f, and with it the relative error of the gradients."""
+        self.value_error, self.noise = value_error, value_error ** ERROR_POWERS[self.scheme]
 
     def adapt_differences(self, value_error: float) -> bool:
         if not self.differenced_gradient:

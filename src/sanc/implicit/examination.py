@@ -36,7 +36,21 @@ NOT_FINITE_PROBLEM = "a Hessian product at it is not finite"
 
 @dataclass(frozen=True)
 class SolveOptions:
-    """Options of `argmin` for derivatives; its docstring describes them."""
+    """Options of `argmin` for derivatives.
+
+    Attributes
+    ----------
+    on_singular : str
+        What to do without a reliable derivative: "raise", "warn" or "pinv".
+    rtol : float or None
+        Relative tolerance of derivatives; None: the default for the precision.
+    confidence : float
+        Probability with which the lower bound of the eigenvalues holds.
+    max_products : int or None
+        The most Hessian products at a minimum.
+    seed : int
+        Seed of random vectors.
+    """
 
     on_singular: str
     rtol: float | None
@@ -212,7 +226,7 @@ def solve_with(
     if options.pinv:
         return solve_least_squares(operator, u, space, curvature.eigenpairs, rtol=rtol, max_products=max_products)
     solution = solve(
-        operator, u, space, curvature.known, lower=lower, rtol=rtol, max_products=max_products, change=change
+        operator, u, space, curvature.ritz_space, lower=lower, rtol=rtol, max_products=max_products, change=change
     )
     norm_v = space.norm(solution.v)
     if not oracle.differenced_products or not (norm_v > 0.0 and lower > 0.0):

@@ -88,7 +88,7 @@ def _description(oracle: Oracle, differences: Tensor, *rates: Tensor) -> str:
     ahead, behind, expected = (float(rate[position]) for rate in rates)
     index = position if oracle.free_indices is None else int(oracle.free_indices[position])
     return (
-        f"along a change of all variables entry {index} of ∇f changes at the rates {behind:.3g} before it and "
-        f"{ahead:.3g} behind it, and at the rate {expected:.3g} by its Hessian, so that f has a kink there or its "
-        "second derivatives are wrong"
+        f"along a change of all variables entry {index} of ∇f changes at the rate {behind:.3g} on one side and "
+        f"{ahead:.3g} on the other; its Hessian predicts {expected:.3g}, so that f has a kink there or its second "
+        "derivatives are wrong"
     )

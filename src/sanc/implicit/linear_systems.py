@@ -86,11 +86,15 @@ class RitzSpace:
     """
 
     def __init__(
-        self, values: Floats, rows: Tensor | None = None, couplings: Floats | None = None, beyond: Tensor | None = None
+        self,
+        values: Floats,
+        rows: Tensor | None = None,
+        couplings: Floats | None = None,
+        next_vector: Tensor | None = None,
     ) -> None:
         self.values, self.rows = values, rows
         self._couplings = np.zeros(len(values)) if couplings is None else couplings
-        self._next_vector = beyond  # q; None if H maps the space into itself
+        self._next_vector = next_vector  # q; None if H maps the space into itself
         self._schur_shift = float(np.sum(self._couplings**2 / values))
 
     @property
@@ -145,7 +149,7 @@ class RitzSpace:
         return torch.addmv(y, self.rows.t(), torch.as_tensor(coefficients, dtype=y.dtype, device="cpu").to(y.device))
 
 
-def known_space(explored: Exploration, space: Space) -> RitzSpace:
+def ritz_space_of(explored: Exploration, space: Space) -> RitzSpace:
     """Return the converged Ritz pairs of an exploration that shorten later solves."""
     krylov, spectrum = explored.krylov, explored.spectrum
     if krylov is None or spectrum is None:
@@ -156,8 +160,8 @@ def known_space(explored: Exploration, space: Space) -> RitzSpace:
     if not len(chosen):
         return RitzSpace(np.empty(0))
     vectors: list[Any] = krylov.combine(*spectrum.vectors[:, chosen].T)
-    beyond = None if krylov.is_invariant else krylov.next_vector
-    return RitzSpace(values[chosen], torch.stack(vectors), couplings[chosen], beyond)
+    next_vector = None if krylov.is_invariant else krylov.next_vector
+    return RitzSpace(values[chosen], torch.stack(vectors), couplings[chosen], next_vector)
 
 
 def _useful_pairs(values: Floats, residuals: Floats, dim: int, rounding: float) -> Any:
@@ -185,7 +189,7 @@ def solve(
     product: Product,
     u: Tensor,
     space: Space,
-    known: RitzSpace,
+    ritz_space: RitzSpace,
     *,
     lower: float,
     rtol: float,
@@ -195,7 +199,7 @@ def solve(
     """Solve H v = u to a relative error of `rtol`, given a lower bound of the eigenvalues.
 
     If `lower` is not positive, the residual norm becomes at most rtol·‖u‖, and the error is infinite. `change` is the
-    relative difference of H from the matrix that has the known Ritz pairs, which limits how far one round reduces the
+    relative difference of H from the matrix that has these Ritz pairs, which limits how far one round reduces the
     residual. If a round does not halve it, the next ones are without the pairs.
     """
     norm_u = space.norm(u)
@@ -209,17 +213,17 @@ def solve(
         return rtol * (lower * norm_v if lower > 0.0 else norm_u)
 
     for _ in range(_MAX_ROUNDS):
-        max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - known.dim)
-        min_residual = _CHANGE_FRACTION * change * residual_norm if known.dim else 0.0
+        max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - ritz_space.dim)
+        min_residual = _CHANGE_FRACTION * change * residual_norm if ritz_space.dim else 0.0
         limits = _RoundLimits(max_dim, required_residual, norm_v, min_residual)
-        correction, spent = _correction(product, residual, space, known, limits)
+        correction, spent = _correction(product, residual, space, ritz_space, limits)
         improved = v + correction
         new_residual = u - product(improved)
         products += spent + 1
         new_norm = space.norm(new_residual)
         is_slow = not new_norm <= 0.5 * residual_norm
-        if is_slow and known.dim and products < limit:
-            known = RitzSpace(np.empty(0))
+        if is_slow and ritz_space.dim and products < limit:
+            ritz_space = RitzSpace(np.empty(0))
             continue
         if not new_norm < residual_norm:
             break
@@ -255,19 +259,19 @@ def _correction(
     product: Product,
     u: Tensor,
     space: Space,
-    known: RitzSpace,
+    ritz_space: RitzSpace,
     limits: _RoundLimits,
 ) -> tuple[Tensor, int]:
     """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement."""
-    inside, right = known.eliminate(u)
+    inside, right = ritz_space.eliminate(u)
     start_norm = space.norm(right)
     if limits.max_dim < 1 or start_norm <= space.eps * space.norm(u):
-        return known.combine(known.coefficients(inside, 0.0), torch.zeros_like(u)), 0
+        return ritz_space.combine(ritz_space.coefficients(inside, 0.0), torch.zeros_like(u)), 0
     components: list[float] = []
 
     def schur(q: Any) -> Any:
-        components.append(known.next_component(space, q))
-        return known.schur_product(product, q, components[-1])
+        components.append(ritz_space.next_component(space, q))
+        return ritz_space.schur_product(product, q, components[-1])
 
     lanczos = Lanczos(schur, right, space)
     lanczos.max_dim = int(limits.max_dim)
@@ -275,13 +279,13 @@ def _correction(
     while True:
         krylov.extend()
         y = _coefficients(krylov)
-        inner = known.coefficients(inside, float(y @ components))
+        inner = ritz_space.coefficients(inside, float(y @ components))
         norm = max(limits.norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
         residual = krylov.residual_of(y)
         required = _RESIDUAL_FRACTION * limits.required_residual(norm)
         if krylov.is_complete or residual <= max(space.eps * start_norm, limits.min_residual, required):
             break
-    return known.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
+    return ritz_space.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
 
 
 def _coefficients(krylov: Krylov) -> Floats:
@@ -317,7 +321,7 @@ def solve_least_squares(
 ) -> LinearSolution:
     """Return v = H⁺u, the shortest v with the smallest ‖u − Hv‖, with eigenvalues below √eps·‖H‖ as zero.
 
-    `eigenpairs` are all those of H with larger eigenvalues, if they are known.
+    `eigenpairs` are all those of H with larger eigenvalues, if these were computed.
     """
     if space.norm(u) == 0.0:
         return LinearSolution(torch.zeros_like(u), 0.0, 0.0, 0)

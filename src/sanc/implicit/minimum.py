@@ -112,13 +112,15 @@ class DifferentiableMinimum:
     @property
     def inverse(self) -> Callable[[Tensor], Tensor] | None:
         """The product with H⁻¹ if all eigenpairs are known; None otherwise, and if some eigenvalues count as zero."""
-        known = self._examined.curvature.eigenpairs
-        if known is None or known.dim < self.space.dim or self.options.pinv:
+        eigenpairs = self._examined.curvature.eigenpairs
+        if eigenpairs is None or eigenpairs.dim < self.space.dim or self.options.pinv:
             return None
 
         def product(w: Tensor) -> Tensor:
-            inside, rest = known.eliminate(self._compress(w))
-            return self._extend(known.combine(known.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x))
+            inside, rest = eigenpairs.eliminate(self._compress(w))
+            return self._extend(
+                eigenpairs.combine(eigenpairs.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x)
+            )
 
         return product
 

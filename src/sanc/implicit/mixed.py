@@ -44,7 +44,7 @@ class Norms:
         return Norms({**self.largest, **seen})
 
     def combined(self, indices: Sequence[int]) -> float:
-        """Return the estimate for some of the matrices side by side; infinite without one of theirs."""
+        """Return the estimate for some of the matrices side by side; infinite if one of them has no estimate."""
         return math.hypot(*(self.largest.get(index, math.inf) for index in indices))
 
 
@@ -129,7 +129,7 @@ def examine_mixed(
             expected = float(sum((exact[index] * direction).sum() for index, direction in group.items()))
             compared = _compare(partial(products.difference, group), u, expected)
             if compared.contradicts:
-                problem = _contradiction([names[index] for index in group], compared.found[0], expected)
+                problem = _contradiction([names[index] for index in group], compared.measured[0], expected)
                 break
             if compared.image is not None:
                 image_norm, size = norm_of(compared.image), math.hypot(*map(norm_of, group.values()))
@@ -152,11 +152,11 @@ def _with_power_step(
     return replace(mixed, inverse_norms=mixed.inverse_norms.including(stretched, norm_of(response)))
 
 
-def _contradiction(names: Sequence[str], found: float, expected: float) -> str:
+def _contradiction(names: Sequence[str], measured: float, expected: float) -> str:
     """Describe that differences along a change of these parameters contradict the derivatives."""
     listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return (
-        f"along a random change of {listed} differences of ∇ₓf show {found:.6g} where automatic differentiation "
+        f"along a random change of {listed} differences of ∇ₓf show {measured:.6g} where automatic differentiation "
         f"returns {expected:.6g}: fun detaches a parameter, reads its value (item(), numpy()) or uses it under "
         "no_grad()"
     )
@@ -188,14 +188,14 @@ class _Comparison:
     ----------
     image : Tensor or None
         The first difference; None if it is not finite.
-    found : sequence of float
+    measured : sequence of float
         uᵀM d for each step.
     contradicts : bool
         Whether all agree with each other and not with the expected value.
     """
 
     image: Tensor | None = None
-    found: Sequence[float] = ()
+    measured: Sequence[float] = ()
     contradicts: bool = False
 
 
@@ -207,12 +207,12 @@ def _compare(difference: Callable[[float], Tensor], u: Tensor, expected: float) 
             image = difference(factor * eps**_STEP_EXPONENT)
         except Exception:  # a function may raise outside its domain, which nearby parameters may leave
             return compared
-        found = float((u * image).sum())
-        if not math.isfinite(found):
+        product = float((u * image).sum())
+        if not math.isfinite(product):
             return compared
-        compared = _Comparison(image if compared.image is None else compared.image, [*compared.found, found])
-        if abs(found - expected) <= eps**_EQUAL_PRODUCTS_EXPONENT * max(abs(found), abs(expected)):
+        compared = _Comparison(image if compared.image is None else compared.image, [*compared.measured, product])
+        if abs(product - expected) <= eps**_EQUAL_PRODUCTS_EXPONENT * max(abs(product), abs(expected)):
             return compared
-    spread = max(compared.found) - min(compared.found)
-    distance = min(abs(found - expected) for found in compared.found)
+    spread = max(compared.measured) - min(compared.measured)
+    distance = min(abs(product - expected) for product in compared.measured)
     return replace(compared, contradicts=spread <= _MAX_SPREAD_FRACTION * distance)

@@ -16,7 +16,7 @@ from sanc.core.matrix_curvature import measure_matrix_curvature
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, explore, without_curvature
-from sanc.implicit.linear_systems import RitzSpace, known_space
+from sanc.implicit.linear_systems import RitzSpace, ritz_space_of
 
 ALWAYS_FORMED_DIM = 100
 """Largest dimension in which the Hessian is always formed: a hundred products are cheap."""
@@ -43,7 +43,7 @@ class Curvature:
     ----------
     certificate : Certificate
         The bounds.
-    known : RitzSpace
+    ritz_space : RitzSpace
         Ritz pairs of the Hessian; all of them if it was formed.
     norm : float
         Estimate of ‖H‖.
@@ -52,14 +52,14 @@ class Curvature:
     """
 
     certificate: Certificate
-    known: RitzSpace
+    ritz_space: RitzSpace
     norm: float
     is_formed: bool = False
 
     @property
     def eigenpairs(self) -> RitzSpace | None:
         """All eigenpairs with positive values; None if only some are known."""
-        return self.known if self.is_formed else None
+        return self.ritz_space if self.is_formed else None
 
 
 def forms_hessian(dim: int, run_products: int, max_products: int | None) -> bool:
@@ -91,7 +91,7 @@ def curvature_by_products(
         relative_error=_LOWER_BOUND_TOLERANCE,
     )
     norm = 0.0 if explored.spectrum is None else explored.spectrum.norm / explored.product_scale
-    return Curvature(explored.certificate, known_space(explored, oracle.space), norm)
+    return Curvature(explored.certificate, ritz_space_of(explored, oracle.space), norm)
 
 
 def curvature_of_matrix(hessian: Tensor, grad_norm: float, gradient_tolerance: float) -> Curvature:
@@ -107,8 +107,8 @@ def curvature_of_matrix(hessian: Tensor, grad_norm: float, gradient_tolerance: f
         certificate = replace(certificate, error_bound=math.inf)
     regular = measured.values > measured.error
     vectors = torch.as_tensor(measured.vectors[:, regular].T, dtype=hessian.dtype, device=hessian.device)
-    known = RitzSpace(measured.values[regular], vectors.contiguous())
-    return Curvature(certificate, known, measured.norm, is_formed=True)
+    ritz_space = RitzSpace(measured.values[regular], vectors.contiguous())
+    return Curvature(certificate, ritz_space, measured.norm, is_formed=True)
 
 
 def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None) -> Tensor | None:
@@ -127,21 +127,22 @@ def hessian_columns(gradient: GradientOf, x: Tensor, free_indices: Tensor | None
     if not g.requires_grad:  # f is linear
         return torch.zeros(len(indices), len(indices), dtype=x.dtype, device=x.device)
 
-    def products(units: Tensor, *, batched: bool) -> Tensor:
+    def products(rows_of_identity: Tensor, *, batched: bool) -> Tensor:
+        vectors = rows_of_identity if batched else rows_of_identity[0]
         (rows,) = torch.autograd.grad(
-            g, leaf, units if batched else units[0], retain_graph=True, materialize_grads=True, is_grads_batched=batched
+            g, leaf, vectors, retain_graph=True, materialize_grads=True, is_grads_batched=batched
         )
         return rows if batched else rows[None]
 
     start, parts = 0, list[Tensor]()
     while start < len(indices):
         chosen = indices[start : start + block_columns]
-        units = torch.zeros(len(chosen), len(x), dtype=x.dtype, device=x.device)
-        units[torch.arange(len(chosen), device=x.device), chosen] = 1.0
+        rows_of_identity = torch.zeros(len(chosen), len(x), dtype=x.dtype, device=x.device)
+        rows_of_identity[torch.arange(len(chosen), device=x.device), chosen] = 1.0
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # an operator without a rule for batches is slow in them
-                parts.append(products(units, batched=block_columns > 1)[:, indices])
+                parts.append(products(rows_of_identity, batched=block_columns > 1)[:, indices])
         except Exception:
             if block_columns == 1:
                 return None

@@ -11,7 +11,16 @@ from typing import Literal
 class RemoteFile:
     """A published file.
 
-    `path` is relative to the data folder. `size` is in bytes; `digest` is ``algorithm:hexdigits``. Both may be None.
+    Attributes
+    ----------
+    url : str
+        Its address.
+    path : str
+        Where it is stored, relative to the data folder.
+    size : int or None
+        Its size in bytes, if that was published.
+    digest : str or None
+        Its digest, ``algorithm:hexdigits``, if that was published.
     """
 
     url: str
@@ -24,8 +33,18 @@ class RemoteFile:
 class FileLayout:
     """The files of a data set in one of its formats.
 
-    `files` are names without the suffix of a compression; "a|b" means a or b. `members` are the members to read if the
-    file is an archive. `scaled` means that the publishers scaled the features, `subset` that some rows are absent.
+    Attributes
+    ----------
+    reader : str
+        The format, a key of `READERS` in `sanc.lab.readers`.
+    files : tuple of str
+        The names of the files without the suffix of a compression; "a|b" means a or b.
+    members : tuple of str
+        The members to read if a file is an archive.
+    scaled : bool
+        Whether the publishers scaled the features.
+    subset : bool
+        Whether some rows are absent.
     """
 
     reader: Literal["libsvm", "statlog", "idx", "cifar", "npy"]
@@ -39,9 +58,26 @@ class FileLayout:
 class DataSet:
     """A data set of the catalogue.
 
-    `fetch` downloads `files`. `load` accepts the `layouts` in order of preference, and also searches `folders`. The
-    `labels` are the labels in the files, in the order of the classes. X is a CSR matrix if `sparse`. Each feature is
-    mapped to `interval` unless that is None.
+    Attributes
+    ----------
+    name : str
+        Its name in commands.
+    rows, features : int
+        The numbers of rows and features.
+    files : tuple of RemoteFile
+        The files that `fetch` downloads.
+    layouts : tuple of FileLayout
+        The files that `load` accepts, in order of preference.
+    labels : tuple of int
+        The labels in the files, in the order of the classes.
+    note : str
+        A remark for the list of data sets; it may be empty.
+    folders : tuple of str
+        Further folders that `load` searches, relative to the data folder.
+    sparse : bool
+        Whether X is a CSR matrix.
+    interval : tuple of float or None
+        The interval to which each feature is mapped; None: features stay as they are.
     """
 
     name: str

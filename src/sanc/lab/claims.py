@@ -36,9 +36,20 @@ _SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper in one panel: the measurement, its range over the runs, and whether the statement holds.
+    """A statement of the paper in one panel, and whether the runs confirm it.
 
-    `holds` is None if the runs do not decide.
+    Attributes
+    ----------
+    statement : str
+        The statement.
+    panel : str
+        The name of the panel.
+    measured : str
+        The measurement, in words.
+    spread : str
+        Its range over the runs.
+    holds : bool or None
+        Whether the statement holds; None: the runs do not decide.
     """
 
     statement: str
@@ -49,31 +60,42 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """A claim without a verdict, and the p-values of the hypotheses that it is false, and that it is true."""
+class ClaimTest:
+    """The test of a claim without a verdict.
+
+    Attributes
+    ----------
+    claim : Claim
+        The claim.
+    p_if_false : float
+        The p-value of the hypothesis that the claim is false.
+    p_if_true : float
+        The p-value of the hypothesis that it is true.
+    """
 
     claim: Claim
-    false: float
-    true: float
+    p_if_false: float
+    p_if_true: float
 
 
-def decided(found: Sequence[Claim | Tested]) -> list[Claim]:
+def decided(claims: Sequence[Claim | ClaimTest]) -> list[Claim]:
     """Return the claims with the verdicts of their tests, corrected for the number of tests."""
-    tested = [claim for claim in found if isinstance(claim, Tested)]
-    false, true = (statistics.holm([getattr(test, name) for test in tested]) for name in ("false", "true"))
+    tests = [claim for claim in claims if isinstance(claim, ClaimTest)]
+    p_if_false = statistics.holm([test.p_if_false for test in tests])
+    p_if_true = statistics.holm([test.p_if_true for test in tests])
     verdicts = iter(
         (True, p) if p < _SIGNIFICANCE else (False, q) if q < _SIGNIFICANCE else (None, min(p, q))
-        for p, q in zip(false, true, strict=True)
+        for p, q in zip(p_if_false, p_if_true, strict=True)
     )
-    claims: list[Claim] = []
-    for claim in found:
-        if isinstance(claim, Tested):
+    with_verdicts: list[Claim] = []
+    for claim in claims:
+        if isinstance(claim, ClaimTest):
             holds, p = next(verdicts)
             measured = f"{claim.claim.measured}; {'p < 0.001' if p < 0.001 else f'p = {p:.2g}'}"
-            claims.append(replace(claim.claim, measured=measured, holds=holds))
+            with_verdicts.append(replace(claim.claim, measured=measured, holds=holds))
         else:
-            claims.append(claim)
-    return claims
+            with_verdicts.append(claim)
+    return with_verdicts
 
 
 def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
@@ -83,7 +105,7 @@ def evaluate(traces: Sequence[RunTrace]) -> list[Claim]:
     """
     traces = [trace for trace in traces if trace.done and trace.steps and trace.config["figure"] in FIGURES]
     best = {objective: best_loss(group) for objective, group in grouped(traces, lambda run: run.objective).items()}
-    claims: list[Claim | Tested] = []
+    claims: list[Claim | ClaimTest] = []
     for name, runs in by_panel(traces).items():
         methods, config = by_method(runs), runs[0].config
         if {"sanc", "scr"} <= set(methods):
@@ -124,7 +146,7 @@ def _range(values: Sequence[float], unit: str = "") -> str:
     return f"{span}{unit} over {len(values)} run{'s' * (len(values) > 1)}"
 
 
-def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim | Tested]:
+def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Claim | ClaimTest]:
     """Return the claims on σ0 = 0.001: fewer calls of SANC, and rejected first steps of SCR."""
     level = _LEVEL_RATIO * star
     ours = [calls_to(trace, level) for trace in methods["sanc"]]
@@ -142,22 +164,22 @@ def _small_sigma(panel: str, methods: dict[str, list[RunTrace]], star: float) ->
         "With σ0 = 0.001 SCR suffers from unsuccessful iterations at the start.",
         panel,
         f"{100 * np.mean(stays):.0f} % of its first five steps were rejected",
-        _range([100 * share for share in stays], " %"),
+        _range([100 * fraction for fraction in stays], " %"),
         bool(np.mean(stays) > _MIN_REJECTED_FRACTION),
     )
     return [_fewer(calls, pairs), rejected]
 
 
-def _fewer(claim: Claim, pairs: Sequence[tuple[float, float]]) -> Tested:
+def _fewer(claim: Claim, pairs: Sequence[tuple[float, float]]) -> ClaimTest:
     """Test the logarithms of the ratios; only the signs if a run did not reach the level."""
     if np.isfinite(pairs).all():
         logs = [float(np.log(ours / theirs)) for ours, theirs in pairs]
-        return Tested(claim, statistics.below(logs, 0.0), statistics.above(logs, 0.0))
+        return ClaimTest(claim, statistics.below(logs, 0.0), statistics.above(logs, 0.0))
     wins, losses = (sum(a < b for a, b in pairs), sum(a > b for a, b in pairs))
-    return Tested(claim, statistics.sign_test(wins, losses), statistics.sign_test(losses, wins))
+    return ClaimTest(claim, statistics.sign_test(wins, losses), statistics.sign_test(losses, wins))
 
 
-def _identical(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[Tested]:
+def _identical(panel: str, methods: dict[str, list[RunTrace]], star: float) -> list[ClaimTest]:
     """Return the claim that SANC and SCR are identical with σ0 = 1; nothing without pairs of runs."""
     gaps = [_largest_gap(ours, theirs, star) for ours, theirs in _pairs(methods, "scr")]
     if not gaps:
@@ -170,7 +192,7 @@ def _identical(panel: str, methods: dict[str, list[RunTrace]], star: float) -> l
         _range([100 * gap for gap in gaps], " %"),
         None,
     )
-    return [Tested(claim, statistics.below(gaps, _EQUIVALENCE_MARGIN), statistics.above(gaps, _EQUIVALENCE_MARGIN))]
+    return [ClaimTest(claim, statistics.below(gaps, _EQUIVALENCE_MARGIN), statistics.above(gaps, _EQUIVALENCE_MARGIN))]
 
 
 def _pairs(methods: dict[str, list[RunTrace]], other: str) -> list[tuple[RunTrace, RunTrace]]:
@@ -207,22 +229,22 @@ def _curvature(panel: str, runs: Sequence[RunTrace], *, expected: bool) -> Claim
     steps = np.mean([trace.steps for trace in runs])
     decreases = {branch: decrease for branch, (_, decrease) in decrease_by_branch(runs).items()}
     total = sum(decreases.values())
-    share = decreases.get("curvature", 0.0) / total if total > 0 else 0.0
-    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * share:.1f} % of the decrease"
+    fraction = decreases.get("curvature", 0.0) / total if total > 0 else 0.0
+    measured = f"{np.mean(counts):.1f} curvature steps of {steps:.0f} in a run, {100 * fraction:.1f} % of the decrease"
     if expected:
         statement = "Steps along negative curvature after unsuccessful iterations contribute to the decrease of SANC."
-        return Claim(statement, panel, measured, _range(counts), share >= _MIN_CONTRIBUTING_FRACTION)
+        return Claim(statement, panel, measured, _range(counts), fraction >= _MIN_CONTRIBUTING_FRACTION)
     statement = "With σ0 = 1 SANC makes no step along negative curvature on logistic regression."
     return Claim(statement, panel, measured, _range(counts), sum(counts) == 0)
 
 
-def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> Tested:
+def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> ClaimTest:
     """Test that SANC's final loss exceeds another method's by less than the margin of that method's decrease."""
     pairs = _pairs(methods, other)
     ours, theirs = ([pair[k].final_loss for pair in pairs] for k in range(2))
     decrease = float(np.mean([float(their.columns["loss"][0]) - their.final_loss for _, their in pairs]))
-    shares = [(a - b) / max(abs(decrease), 1e-300) for a, b in zip(ours, theirs, strict=True)]
-    mean, low, high = (100 * value for value in statistics.mean_interval(shares))
+    fractions = [(a - b) / max(abs(decrease), 1e-300) for a, b in zip(ours, theirs, strict=True)]
+    mean, low, high = (100 * value for value in statistics.mean_interval(fractions))
     between = f" [{low:+.2f}, {high:+.2f}]" if len(pairs) > 1 else ""
     claim = Claim(
         f"SANC's loss is competitive with that of {other.upper()} on the same budget of calls.",
@@ -232,4 +254,6 @@ def _competitive(panel: str, methods: dict[str, list[RunTrace]], other: str) -> 
         f"SANC {_range(ours)}; {other.upper()} {_range(theirs)}",
         None,
     )
-    return Tested(claim, statistics.below(shares, _EQUIVALENCE_MARGIN), statistics.above(shares, _EQUIVALENCE_MARGIN))
+    return ClaimTest(
+        claim, statistics.below(fractions, _EQUIVALENCE_MARGIN), statistics.above(fractions, _EQUIVALENCE_MARGIN)
+    )

@@ -370,12 +370,12 @@ def diagnose(
     loaded = user_files.load(str(data), label=label)
     if note := user_files.label_note(loaded):
         console.print(note, soft_wrap=True, markup=False)
-    found = diagnose_file(network, module, loaded, batch=batch, **options)
-    console.print(str(found), markup=False)
+    report = diagnose_file(network, module, loaded, batch=batch, **options)
+    console.print(str(report), markup=False)
     if plot is not None:
-        found.plot().savefig(plot)
+        report.plot().savefig(plot)
     if numbers is not None:
-        finite = {name: value if math.isfinite(value) else None for name, value in found.as_dict().items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in report.as_dict().items()}
         numbers.write_text(json.dumps(finite, allow_nan=False))
 
 

@@ -45,7 +45,15 @@ _WIDTH = 24
 
 @dataclass
 class Outcome:
-    """Numbers of runs finished now, finished before, and held by other processes, and the errors of failed runs."""
+    """What became of the runs of a command.
+
+    Attributes
+    ----------
+    finished, finished_before, elsewhere : int
+        The numbers of runs that finished now, that had finished before, and that other processes hold.
+    failed : dict of str
+        The errors of failed runs, by their paths.
+    """
 
     finished: int = 0
     finished_before: int = 0
@@ -128,14 +136,16 @@ def _run(spec: RunSpec, topic: str, out: Path, data_dir: Path | None, every: flo
     mix: Counter[str] = Counter()
     last = 0.0
 
-    def tick(share: float, loss: float, branch: str, sigma: float) -> None:
+    def tick(fraction: float, loss: float, branch: str, sigma: float) -> None:
         nonlocal last
         mix[branch] += 1
         if time.monotonic() - last > PAUSE:
             last = time.monotonic()
             if key not in tasks or tasks[key].state == "cancelled":
                 raise _StoppedError
-            worker.log_event(topic, {"run": spec.path, "share": share, "loss": loss, "sigma": sigma, "mix": dict(mix)})
+            worker.log_event(
+                topic, {"run": spec.path, "fraction": fraction, "loss": loss, "sigma": sigma, "mix": dict(mix)}
+            )
 
     try:
         runs.execute(spec, out, data_dir, tick, every)
@@ -168,7 +178,7 @@ def _submit(
             sigma = "" if math.isnan(message["sigma"]) else f"  σ {message['sigma']:.0e}"
             fields = {"info": f"loss {message['loss']:.4g}{sigma}", "mix": message["mix"]}
             if (bar := bars.get(message["run"])) is not None:  # the run may have ended
-                progress.update(bar, completed=message["share"], visible=True, **fields)
+                progress.update(bar, completed=message["fraction"], visible=True, **fields)
 
         client.subscribe_topic(topic, update)
         futures = {client.submit(_run, spec, topic, *rest, key=f"{topic}-{spec.path}"): spec for spec in unfinished}
@@ -187,7 +197,7 @@ def _submit(
 
 
 class _MixColumn(TextColumn):
-    """Draws the shares of the branches as a bar with one colour per branch."""
+    """Draws the fractions of the branches as a bar with one colour per branch."""
 
     def render(self, task: Any) -> Text:
         mix, bar, passed, drawn = task.fields["mix"], Text(), 0, 0

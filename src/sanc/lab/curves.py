@@ -1,4 +1,4 @@
-"""Compute what figures and tables show of the runs: mean curves, f*, and the shares and decreases of the branches."""
+"""Compute what figures and tables show of the runs: mean curves, f*, and fractions and decreases of the branches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from sanc.lab.traces import Floats, RunTrace, by_method, grouped
 Curve: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 
 MARGIN = 0.05
-"""Distance of f* below the best loss, as a share of the distance from the best to the median final loss. The median
+"""Distance of f* below the best loss, as a fraction of the distance from the best to the median final loss. The median
 then is 21 times as far above f* as the best, which is 1.3 decades of the axis."""
 
 MIN_MARGIN, MAX_MARGIN = 1e-5, 1e-2
-"""Bounds on that distance, as shares of the decrease from the start to the best loss: at most five decades are drawn,
-and f* is not visibly below the best loss."""
+"""Bounds on that distance, as fractions of the decrease from the start to the best loss: at most five decades are
+drawn, and f* is not visibly below the best loss."""
 
 _LOG_AXIS_RATIO = 30
 """First over least mean loss from which the axis is logarithmic: one and a half decades."""
 
 _SMOOTHING_WIDTH = 0.025
-"""Standard deviation of the Gaussian that smooths the shares of the branches, as a share of the range."""
+"""Standard deviation of the Gaussian that smooths the fractions of the branches, as a fraction of the range."""
 
 
 def best_loss(runs: Iterable[RunTrace]) -> float:
@@ -63,9 +63,24 @@ def f_stars(runs: Iterable[RunTrace]) -> dict[tuple[str, ...], float]:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """The results of a method: the mean final loss over its finished runs, or over all if none finished.
+    """The results of a method over its finished runs, or over all if none finished.
 
-    `deviation` is the standard deviation of the final loss. `ends` are the mean costs at the end, by axis.
+    Attributes
+    ----------
+    method : str
+        The name of the method.
+    runs, finished : int
+        The numbers of all runs and of finished ones.
+    start : float
+        The loss at the start.
+    mean, deviation : float
+        Mean and standard deviation of the final loss.
+    best : float
+        The smallest loss of all runs.
+    ends : dict of float
+        The mean costs at the end, by axis.
+    steps : float
+        The mean number of steps.
     """
 
     method: str
@@ -99,7 +114,7 @@ def number(value: float, digits: int = 4) -> str:
 
 def results(runs: Sequence[RunTrace]) -> list[MethodResult]:
     """Return the result of each method, from runs that made a step."""
-    found = []
+    method_results = []
     for method, group in by_method(run for run in runs if run.steps).items():
         done = [run for run in group if run.done is not None]
         finals = [run.final_loss for run in done or group]
@@ -108,8 +123,9 @@ def results(runs: Sequence[RunTrace]) -> list[MethodResult]:
         ends = {x: float(np.mean([run.columns[x][-1] for run in done or group])) for x in AXES}
         steps = float(np.mean([run.steps for run in done or group]))
         start, mean = float(group[0].columns["loss"][0]), float(np.mean(finals))
-        found.append(MethodResult(method, len(group), len(done), start, mean, deviation, best_loss(group), ends, steps))
-    return found
+        losses = (start, mean, deviation, best_loss(group))
+        method_results.append(MethodResult(method, len(group), len(done), *losses, ends, steps))
+    return method_results
 
 
 def run_counts(panels: Collection[Sequence[RunTrace]]) -> str:
@@ -171,7 +187,7 @@ def falls_over_decades(curves: Iterable[Curve]) -> bool:
 
 
 def mix(runs: Sequence[RunTrace], x: str = "paper_calls", points: int = 60) -> tuple[Floats, dict[str, Floats]]:
-    """Return the smoothed shares of the branches as functions of x, over the steps of all runs.
+    """Return the smoothed fractions of the branches as functions of x, over the steps of all runs.
 
     Branches without a step are omitted; if no step has a branch, the dictionary is empty.
     """

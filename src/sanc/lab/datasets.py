@@ -40,11 +40,22 @@ _FILE_ENDINGS = ("", ".txt", ".bz2", ".xz", ".gz", ".txt.bz2", ".txt.xz", ".txt.
 
 @dataclass(frozen=True)
 class Loaded:
-    """A data set: features X, as a memory map, an array or a CSR matrix, and labels y from 0.
+    """A data set that was loaded.
 
-    Images are rows of pixels in the order (channel, height, width). `note` describes deviations of this copy from the
-    published set, such as "subset: 35,298 of 11,000,000 rows"; it may be empty. `label` is the label column of a CSV
-    file in words.
+    Attributes
+    ----------
+    name : str
+        The name of the data set.
+    X : memmap, ndarray or CSR matrix
+        The features. Images are rows of pixels in the order (channel, height, width).
+    y : ndarray
+        The labels, from 0.
+    classes : int
+        The number of classes.
+    note : str
+        How this copy differs from the published set, such as "subset: 35,298 of 11,000,000 rows"; it may be empty.
+    label : str
+        The label column of a CSV file, in words.
     """
 
     name: str
@@ -115,14 +126,14 @@ def load_set(dataset: DataSet, data_dir: Folder = None, dtype: str = "float64") 
     format raises a `DataError`.
     """
     kind, folder = np.dtype(one_of("dtype", dtype, ("float32", "float64"))), data_folder(data_dir)
-    found = _locate(dataset, folder)
-    if found is None:
+    located = _locate(dataset, folder)
+    if located is None:
         files = "; ".join(f"{folder / file.path} from {file.url}" for file in dataset.files)
         raise DataError(
             f"{dataset.name} is not in {folder}: run `sanc datasets get {dataset.name}`, or download "
             f"{files} yourself, or set SANC_DATA to the folder that holds it."
         )
-    layout, sources = found
+    layout, sources = located
     X, y = parsed.load(dataset, layout, sources, _cache_folder(folder), kind)
     return Loaded(dataset.name, X, y, dataset.classes, _note(dataset, layout, len(y)))
 
@@ -142,17 +153,17 @@ def available(data_dir: Folder = None) -> list[dict[str, Any]]:
     """
     table = []
     for dataset in CATALOGUE.values():
-        found = _locate(dataset, data_folder(data_dir))
+        located = _locate(dataset, data_folder(data_dir))
         sizes = [file.size for file in dataset.files if file.size]
         where, note = dataset.files[0].url, dataset.note
-        if found is not None:
-            layout, sources = found
+        if located is not None:
+            layout, sources = located
             paths = list(dict.fromkeys(source.path for source in sources))
             where = str(paths[0] if len(paths) == 1 else paths[0].parent)
             note = "a subset" if layout.subset else _note(dataset, layout, 0) or note
         row = {key: getattr(dataset, key) for key in ("name", "rows", "features", "classes")}
         size = sum(sizes) if len(sizes) == len(dataset.files) else None
-        table.append(row | {"size": size, "present": found is not None, "where": where, "note": note})
+        table.append(row | {"size": size, "present": located is not None, "where": where, "note": note})
     return table
 
 
@@ -165,7 +176,7 @@ def fetch(names: Iterable[str], data_dir: Folder = None) -> None:
     """
     folder = data_folder(data_dir)
     for dataset in [CATALOGUE[one_of("name", name, CATALOGUE)] for name in names]:
-        found = _locate(dataset, folder)
+        located = _locate(dataset, folder)
         for file in dataset.files:
-            if found is None or found[0].subset or (folder / file.path).is_file():
+            if located is None or located[0].subset or (folder / file.path).is_file():
                 download(file, folder / file.path)

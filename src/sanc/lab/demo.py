@@ -77,9 +77,9 @@ def seconds_to(run: RunTrace, loss: float) -> float:
     return float(seconds[reached[0]]) if len(reached) else math.nan
 
 
-def in_words(found: Sequence[RunTrace]) -> str:
+def in_words(runs: Sequence[RunTrace]) -> str:
     """Return what the default did, compared with Adam, as sentences."""
-    by_method = {run.method: run for run in found}
+    by_method = {run.method: run for run in runs}
     sanc, adam = by_method["sanc"], by_method["adam"]
     counts = Counter(sanc.columns["branch"][1:])
     averaged, steps = counts[str(Branch.AVERAGED)], sanc.steps
@@ -102,14 +102,14 @@ def _empty_table() -> Table:
     return result
 
 
-def table(found: Sequence[RunTrace]) -> Table:
+def table(runs: Sequence[RunTrace]) -> Table:
     """Return the results as a table."""
     result = _empty_table()
     for name in ("loss", "test", "evaluations", "seconds", "to Adam"):
         result.add_column(name, justify="right", no_wrap=True)
-    best = min(run.final_loss for run in found)
-    target = next(run.final_loss for run in found if run.method == "adam")
-    for run in found:
+    best = min(run.final_loss for run in runs)
+    target = next(run.final_loss for run in runs if run.method == "adam")
+    for run in runs:
         style, done = style_of(run.method), run.done or {}
         result.add_row(
             Text.assemble((style.name, style.colour), "\n", (SETTINGS[run.method][0], "dim")),
@@ -122,23 +122,23 @@ def table(found: Sequence[RunTrace]) -> Table:
     return result
 
 
-def branch_table(found: Sequence[RunTrace]) -> Table:
+def branch_table(runs: Sequence[RunTrace]) -> Table:
     """Return the steps of each method by branch as a table."""
     result = _empty_table()
-    counts = {run.method: Counter(run.columns["branch"][1:]) for run in found}
+    counts = {run.method: Counter(run.columns["branch"][1:]) for run in runs}
     used = [branch for branch in BRANCHES if any(count[branch] for count in counts.values())]
     for branch in used:
         result.add_column(_SHORT_BRANCH_NAMES[branch], justify="right", no_wrap=True)
-    for run in found:
+    for run in runs:
         style = style_of(run.method)
         cells = (str(counts[run.method][branch] or "·") for branch in used)
         result.add_row(Text(style.name, style=style.colour), *cells)
     return result
 
 
-def legend(found: Sequence[RunTrace]) -> str:
+def legend(runs: Sequence[RunTrace]) -> str:
     """Return what the columns mean, as sentences."""
-    config = found[0].config
+    config = runs[0].config
     return (
         f"Loss: cross entropy + {config['strength']:g}/2·‖W‖² on all training images. Test: accuracy on the held-out "
         f"fifth. Evaluations: values, gradients and products of single images; batch {config['batch_size']}, seed "
@@ -148,11 +148,11 @@ def legend(found: Sequence[RunTrace]) -> str:
 
 
 def _stack(axes: Axes, run: RunTrace) -> None:
-    """Draw the shares of the branches over a run, with the names and total shares of the branches."""
-    at, shares = curves.mix([run], "calls", 240)
-    present = list(reversed(shares))
+    """Draw the fractions of the branches over a run, with the names and total fractions of the branches."""
+    at, fractions = curves.mix([run], "calls", 240)
+    present = list(reversed(fractions))
     totals = {branch: 100 * count / run.steps for branch, count in Counter(run.columns["branch"]).items()}
-    axes.stackplot(at, *(shares[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
+    axes.stackplot(at, *(fractions[branch] for branch in present), colors=[BRANCHES[branch] for branch in present],
                    labels=[f"{branch}, {totals[branch]:.0f} %" for branch in present], edgecolor="white",
                    linewidth=0.5)  # fmt: skip
     axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel="evaluations")
@@ -160,20 +160,20 @@ def _stack(axes: Axes, run: RunTrace) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True, handlelength=0.7)
     figures.write_title(
-        axes, f"Steps of {style_of(run.method).name}", "share of steps by branch, smoothed; totals at the right"
+        axes, f"Steps of {style_of(run.method).name}", "fraction of steps by branch, smoothed; totals at the right"
     )
 
 
 @mpl.rc_context(figures.PRINT)
-def draw(found: Sequence[RunTrace]) -> Figure:
+def draw(runs: Sequence[RunTrace]) -> Figure:
     """Return the figure: the losses over evaluations and seconds, and the branches of SANC and SCR."""
-    config = found[0].config
+    config = runs[0].config
     description = (
         f"A tanh network of {config['dim']:,} weights on {config['n']:,} images of 8×8 pixels. All methods have the "
         f"same initial weights, {config['budget']:,} evaluations and batches of {config['batch_size']}."
     )
     figure = figures.sheet(
-        10.8, 7.6, "Classifying digits with a fixed number of evaluations", description, [run.method for run in found]
+        10.8, 7.6, "Classifying digits with a fixed number of evaluations", description, [run.method for run in runs]
     )
     grid = figure.add_gridspec(2, 2, height_ratios=(1.8, 1), left=0.065, right=0.85, top=0.8, bottom=0.07,
                                wspace=0.58, hspace=0.5)  # fmt: skip
@@ -181,10 +181,10 @@ def draw(found: Sequence[RunTrace]) -> Figure:
               "seconds": ("Training loss over time", "the same runs, wall-clock seconds")}  # fmt: skip
     for column, (x, title) in enumerate(titles.items()):
         axes = figure.add_subplot(grid[0, column])
-        figures.plot(axes, found, x, 0.0)
+        figures.plot(axes, runs, x, 0.0)
         axes.set_xlabel(AXES[x])
         figures.write_title(axes, *title)
-    for column, run in enumerate(run for run in found if run.method in ("sanc", "scr")):
+    for column, run in enumerate(run for run in runs if run.method in ("sanc", "scr")):
         _stack(figure.add_subplot(grid[1, column]), run)
     return figure
 
@@ -204,14 +204,16 @@ def run(
     if all(finished(out / "runs" / spec.path) for spec in specs):
         console.print(f"These runs were finished before; remove {out} to repeat them.", markup=False)
     cluster.run_all(specs, out, data_dir=None, workers=workers, console=console, scheduler=scheduler)
-    found = [trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done]
-    if len(found) < len(specs):
-        console.print(f"{len(specs) - len(found)} runs are not finished: the same command resumes them.")
+    finished_runs = [
+        trace for trace in traces.read(out) if trace.panel == shown.name and trace.seed == seed and trace.done
+    ]
+    if len(finished_runs) < len(specs):
+        console.print(f"{len(specs) - len(finished_runs)} runs are not finished: the same command resumes them.")
         return 1
-    console.print(table(found))
-    console.print(legend(found), markup=False)
-    console.print(branch_table(found))
-    console.print(in_words(found), markup=False)
-    for path in figures.save(draw(found), out, "demo"):
+    console.print(table(finished_runs))
+    console.print(legend(finished_runs), markup=False)
+    console.print(branch_table(finished_runs))
+    console.print(in_words(finished_runs), markup=False)
+    for path in figures.save(draw(finished_runs), out, "demo"):
         console.print(f"Figure: {path}", soft_wrap=True, markup=False)
     return 0

@@ -208,8 +208,8 @@ class Journal:
         self.spent, self.seconds = calls, line["seconds"]
 
     @property
-    def share(self) -> float:
-        """The share of the budget that is spent."""
+    def fraction(self) -> float:
+        """The fraction of the budget that is spent."""
         return min(1.0, float(self.spent / self.budget))
 
     def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:

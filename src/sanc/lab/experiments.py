@@ -30,7 +30,15 @@ USER_FIGURE = "own"
 
 @dataclass(frozen=True)
 class Variant:
-    """A method of a panel with a preset and options of its own."""
+    """A method of a panel with a preset and options of its own.
+
+    Attributes
+    ----------
+    method, preset : str
+        Their names.
+    options : mapping
+        The options, by name.
+    """
 
     method: str
     preset: str = "robust"
@@ -48,26 +56,55 @@ class Variant:
 
 def setting_names(method: str, *presets: str) -> set[str]:
     """Return the names of the settings that a method has in any of these presets, by default in any preset."""
-    found: set[str] = set()
+    names: set[str] = set()
     for preset in presets or LAB_PRESETS:
         composed = Variant(method, preset).composed()
         if method in ("sanc", "scr") and composed.minibatch is None:
             composed = replace(composed, minibatch=Minibatch())  # an option can add it
-        found |= composed.options().keys()
-    return found
+        names |= composed.options().keys()
+    return names
 
 
 @dataclass(frozen=True)
 class Panel:
     """One plot of the paper: a problem on a data set, and the methods that solve it.
 
-    `problem` is one of logistic, svm, softmax, mlp and cnn; `strength` is the weight of the penalty. `methods` are
-    members of the family, to which `options` apply, or keys of `variants`. Samples have `batch` rows, by default a
-    twentieth of all. The budget is `calls`, by default 20 per row. It counts paper_calls, or all evaluations if `unit`
-    is "calls". The `penalty` of logistic is "nonconvex", as in the paper, or "l2". With `standardise` the columns of a
-    data file get mean 0 and deviation 1; `label` names its label column. Networks have an `activation`, and an MLP has
-    hidden layers of `widths`. Networks keep the share `held_out` of the rows for testing. `varied` are the settings
-    whose values differ between the variants.
+    Attributes
+    ----------
+    name, figure : str
+        The name of the panel, and the figure that it belongs to.
+    problem : str
+        One of logistic, svm, softmax, mlp and cnn.
+    data : str
+        The name of a data set, or the path of a file.
+    methods : tuple of str
+        Members of the family, to which `options` apply, or keys of `variants`.
+    options : mapping
+        The options of the methods, by name.
+    activation : str
+        The activation of a network.
+    batch : int or None
+        The rows of a sample; None: a twentieth of all.
+    calls : int or None
+        The budget; None: 20 for each row.
+    strength : float
+        The factor λ of the penalty.
+    variants : mapping
+        Methods with options of their own, by name.
+    unit : str
+        What the budget counts: "paper_calls", or all evaluations if it is "calls".
+    widths : tuple of int
+        The widths of the hidden layers of an MLP.
+    held_out : float
+        The fraction of the rows that networks keep for testing.
+    penalty : str
+        The penalty of logistic: "nonconvex", as in the paper, or "l2".
+    standardise : bool
+        Whether the columns of a data file get mean 0 and deviation 1.
+    label : str or None
+        The name of the label column of a data file.
+    varied : tuple of str
+        The settings whose values differ between the variants.
     """
 
     name: str
@@ -139,7 +176,19 @@ FIGURES: Mapping[str, tuple[Panel, ...]] = {
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: a panel, a method, a seed, a preset."""
+    """One run of a method on a panel.
+
+    Attributes
+    ----------
+    panel : Panel
+        The panel.
+    method, preset : str
+        The names of the method and of its preset.
+    seed : int
+        The seed of the run.
+    device : str
+        The device of torch.
+    """
 
     panel: Panel
     method: str
@@ -216,9 +265,9 @@ def by_settings(panels: Iterable[Panel], values: Mapping[str, Sequence[Any]], pr
     ArgumentError
         If a setting is unknown, has a value that its piece does not allow, or is a setting of none of the methods.
     """
-    known = set().union(*(setting_names(method) for method in METHODS)) - {"name", "exact"}
+    all_settings = set().union(*(setting_names(method) for method in METHODS)) - {"name", "exact"}
     for name in values:
-        one_of("--set", name, known)
+        one_of("--set", name, all_settings)
     return [_by_settings(panel, values, preset) for panel in panels] if values else list(panels)
 
 
@@ -226,7 +275,7 @@ def _by_settings(panel: Panel, values: Mapping[str, Sequence[Any]], preset: str)
     """Return the panel with a curve for each combination of values of settings."""
     settings = {method: _settings_on(panel, method, preset) for method in panel.methods}
     for name in values:
-        if not any(name in known for known in settings.values()):
+        if not any(name in names for names in settings.values()):
             raise ArgumentError(
                 f"--set {name} has no effect on {', '.join(panel.methods)} of {panel.name} with preset {preset!r}: "
                 "leave it out, or choose other methods or another preset."

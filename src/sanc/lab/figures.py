@@ -33,8 +33,8 @@ def plot(axes: Axes, runs: Sequence[RunTrace], x: str, star: float | None = None
 
     The axis is logarithmic for f − f*, and for a loss that falls over decades.
     """
-    found = {method: mean_curve(group, x) for method, group in traces.by_method(runs).items()}
-    curves = {method: curve for method, curve in found.items() if len(curve[0])}
+    all_curves = {method: mean_curve(group, x) for method, group in traces.by_method(runs).items()}
+    curves = {method: curve for method, curve in all_curves.items() if len(curve[0])}
     log, shift = star is not None or falls_over_decades(curves.values()), star or 0.0
     low, high = bounds(curves.values(), shift, log)
     end = max(float(curve[0][-1]) for curve in curves.values()) or 1.0
@@ -111,14 +111,14 @@ def draw_records(runs: Sequence[RunTrace]) -> Figure | None:
     """
     methods = traces.by_method(runs)
     styles, config = styles_of(methods), runs[0].config
-    found = {
+    bands = {
         (column, x): {
             method: curve for method, group in methods.items() if len((curve := quantiles(group, column, x))[0])
         }
         for column in ("grad_norm", "ritz_value", "step_norm")
         for x in AXES
     }
-    rows = [column for column in RECORDS if found.get((column, "paper_calls"))]
+    rows = [column for column in RECORDS if bands.get((column, "paper_calls"))]
     if not rows:
         return None
     height = 1.4 + 2.5 * len(rows)
@@ -128,7 +128,7 @@ def draw_records(runs: Sequence[RunTrace]) -> Figure | None:
                                bottom=0.5 / height, wspace=0.2, hspace=0.25)  # fmt: skip
     for (row, column), (place, (x, name)) in itertools.product(enumerate(rows), enumerate(AXES.items())):
         axes = figure.add_subplot(grid[row, place])
-        for method, (at, middle, low, high) in found[column, x].items():
+        for method, (at, middle, low, high) in bands[column, x].items():
             style = styles[method]
             axes.fill_between(at, low, high, color=style.colour, alpha=0.14, linewidth=0)
             axes.plot(at, middle, color=style.colour, linewidth=1.25, dashes=style.dashes or (None, None))

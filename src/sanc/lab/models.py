@@ -59,6 +59,6 @@ def training_loss(model: nn.Module, x: Tensor, y: Tensor, decay: float, chunk: i
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of rows that are classified correctly."""
+    """Return the fraction of rows that are classified correctly."""
     with torch.no_grad():
         return float((model(x).argmax(1) == y).double().mean())

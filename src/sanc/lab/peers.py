@@ -80,8 +80,8 @@ def _lbfgs(problem: sanc.problems.FiniteSum, budget: int) -> tuple[Any, int]:
     """Return the point of SciPy's L-BFGS, and the gradients of rows that it took."""
     limit = {"maxfun": max(1, budget // problem.n), "maxiter": 10**6}
     start = np.ones(problem.dim, problem.dtype)
-    found = scipy.optimize.minimize(problem.value_and_gradient, start, jac=True, method="L-BFGS-B", options=limit)
-    return found.x.astype(problem.dtype), int(found.nfev) * problem.n
+    result = scipy.optimize.minimize(problem.value_and_gradient, start, jac=True, method="L-BFGS-B", options=limit)
+    return result.x.astype(problem.dtype), int(result.nfev) * problem.n
 
 
 def _adam(problem: sanc.problems.FiniteSum, budget: int, batch: int, step: float) -> tuple[Any, int]:

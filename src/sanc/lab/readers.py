@@ -91,10 +91,10 @@ def _content(source: Source) -> Iterator[Any]:
         return
     opened = OPENERS[source.path.suffix](source.path, "rb")
     with opened as stream, tarfile.TarFile(fileobj=_Bounded(stream)) as archive:
-        found = [member for member in archive if member.name == source.member]
-        if not found or not found[-1].isreg():
+        members = [member for member in archive if member.name == source.member]
+        if not members or not members[-1].isreg():
             raise source.error("the archive has no such member, or it is not a regular file")
-        yield archive.extractfile(found[-1])
+        yield archive.extractfile(members[-1])
 
 
 class _Bounded(io.RawIOBase):
@@ -180,10 +180,10 @@ def _idx(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     arrays = []
     for (source, path), magic in zip(files, (2051, 2049), strict=True):
         axes = magic & 3
-        found, *shape = np.fromfile(path, ">u4", axes + 1).tolist() or [0]
+        number, *shape = np.fromfile(path, ">u4", axes + 1).tolist() or [0]
         content = np.fromfile(path, np.uint8)[4 * axes + 4 :]
-        if found != magic:
-            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {found}")
+        if number != magic:
+            raise source.error(f"an idx file of this kind begins with the magic number {magic}, not {number}")
         if len(shape) < axes or len(content) != np.prod(shape):
             raise source.error("the size of the file differs from that in its header")
         arrays.append(content.reshape(shape))

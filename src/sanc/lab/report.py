@@ -38,7 +38,7 @@ def _number(value: Any, digits: int = 4) -> str:
 
 
 def _anchor(name: str) -> str:
-    return re.sub(r"[^\w.-]", lambda found: f"_{ord(found[0]):x}_", name)
+    return re.sub(r"[^\w.-]", lambda match: f"_{ord(match[0]):x}_", name)
 
 
 def _compact(values: Iterable[float]) -> list[float | None]:
@@ -51,14 +51,14 @@ def _charts(runs: Sequence[RunTrace], star: float) -> dict[str, Any]:
     for method, group in traces.by_method(runs).items():
         for x in AXES:
             at, *losses = curves.mean_curve(group, x)
-            found = {"loss": (at, *(loss - star for loss in losses))}
-            found |= {column: curves.quantiles(group, column, x) for column in RECORDS}
-            for kind, curve in found.items():
+            columns = {"loss": (at, *(loss - star for loss in losses))}
+            columns |= {column: curves.quantiles(group, column, x) for column in RECORDS}
+            for kind, curve in columns.items():
                 if len(curve[0]):
                     charts[kind][x][method] = [_compact(part) for part in curve]
-            places, shares = curves.mix(group, x)
-            if len(shares) > 1:
-                rows = {branch: _compact(share) for branch, share in shares.items()}
+            places, fractions = curves.mix(group, x)
+            if len(fractions) > 1:
+                rows = {branch: _compact(fraction) for branch, fraction in fractions.items()}
                 charts["mix"][x][method] = [_compact(places), rows]
     return charts
 
@@ -68,15 +68,15 @@ def _steps(runs: Sequence[RunTrace]) -> tuple[list[dict[str, Any]], str]:
     cards: list[dict[str, Any]] = []
     single: dict[str, list[str]] = {}
     for method, group in traces.by_method(runs).items():
-        found, name = curves.decrease_by_branch(group), style_of(method).name
-        if len(found) < 2:
-            for branch in found:
+        contributions, name = curves.decrease_by_branch(group), style_of(method).name
+        if len(contributions) < 2:
+            for branch in contributions:
                 single.setdefault(branch, []).append(name)
             continue
-        count, total = (sum(column) for column in zip(*found.values(), strict=True))
+        count, total = (sum(column) for column in zip(*contributions.values(), strict=True))
         rows = {
             branch: (100 * steps / count, 100 * decrease / (total or 1.0))
-            for branch, (steps, decrease) in found.items()
+            for branch, (steps, decrease) in contributions.items()
         }
         cards.append({"method": method, "name": name, "rows": rows})
     return cards, "; ".join(f"{' and '.join(names)} took {branch} steps only" for branch, names in single.items())
@@ -103,7 +103,7 @@ def _settings(runs: Sequence[RunTrace]) -> tuple[dict[str, str], dict[str, list[
 def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, str]) -> dict[str, Any]:
     """Return the variables of the template for a panel; ``data`` is for the charts."""
     charts, config = _charts(runs, star), runs[0].config
-    found, drawn = curves.results(runs), any(charts["loss"].values())
+    results, drawn = curves.results(runs), any(charts["loss"].values())
     cards, single_branch = _steps(runs)
     common, differing = _settings(runs)
     means = [curves.mean_curve(group) for group in traces.by_method(runs).values()] if drawn else []
@@ -117,12 +117,12 @@ def _panel(name: str, runs: Sequence[RunTrace], star: float, gaps: Mapping[str, 
         "subtitle": config["subtitle"],
         "flags": [*notes, *([f"Incomplete: {gaps[name]}"] if name in gaps else [])],
         "caption": curves.run_counts([runs]),
-        "final_losses": ", ".join(f"{style_of(row.method).name} {_number(row.mean)}" for row in found),
+        "final_losses": ", ".join(f"{style_of(row.method).name} {_number(row.mean)}" for row in results),
         "drawn": drawn,
         "traces": [kind for kind in RECORDS if any(charts[kind].values())],
-        "results": found,
+        "results": results,
         "star": star,
-        "best": min((row.mean for row in found if math.isfinite(row.mean)), default=None),
+        "best": min((row.mean for row in results if math.isfinite(row.mean)), default=None),
         "cards": cards,
         "single_branch": single_branch,
         "common": common,

@@ -21,7 +21,7 @@ from sanc.lab.directory import Journal, finished, reserved
 from sanc.lab.experiments import USER_FIGURE, Panel, RunSpec, Variant, setting_names
 
 Tick: TypeAlias = Callable[[float, float, str, float], None]
-"""Called with the spent share of the budget, the last measured loss, and the branch and σ of the last iteration."""
+"""Called with the spent fraction of the budget, the last measured loss, and the branch and σ of the last iteration."""
 
 _SUM_NAMES = {"logistic": "logistic regression", "svm": "nonconvex SVM", "softmax": "softmax regression"}
 """Finite sums, with their names in subtitles."""
@@ -189,14 +189,14 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
         journal.start(problem.value(start))
     variant = spec.variant
     sanc.errors.one_of("method", variant.method, sanc.METHODS)
-    tested = isinstance(variant.composed().acceptance, sanc.RatioTest) and not spec.on_samples
+    uses_ratio_test = isinstance(variant.composed().acceptance, sanc.RatioTest) and not spec.on_samples
 
     def watch(intermediate_result: Any) -> bool:
         record, loss = intermediate_result.record, None
-        if tested:  # on all rows, so that fun is the loss; without a trial it is unchanged
+        if uses_ratio_test:  # on all rows, so that fun is the loss; without a trial it is unchanged
             loss = journal.loss if math.isnan(intermediate_result.fun) else float(intermediate_result.fun)
         journal.step(_line(record), loss, lambda: problem.value(intermediate_result.x))
-        tick(journal.share, journal.loss, str(record.branch), record.sigma)
+        tick(journal.fraction, journal.loss, str(record.branch), record.sigma)
         state = intermediate_result.state
         if journal.spent >= journal.budget:
             return True
@@ -206,7 +206,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
     batch, saved = config["batch_size"], journal.saved
     result = sanc.minimize(
         problem, start, method=variant.method, seed=spec.seed,
-        batch_size=batch, objective_batch_size=None if tested or spec.on_samples else batch,
+        batch_size=batch, objective_batch_size=None if uses_ratio_test or spec.on_samples else batch,
         max_iter=10**9, callback=watch, certify=False,
         resume=None if saved is None else _converted(saved["state"], torch.Tensor, torch.Tensor.numpy),
         **variant.arguments,
@@ -216,7 +216,7 @@ def _finite_sum(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick
 
 
 def accuracy_of(panel: Panel, loaded: datasets.Loaded, w: Any) -> float:
-    """Return the share of all rows that the final point classifies correctly."""
+    """Return the fraction of all rows that the final point classifies correctly."""
     if panel.problem == "softmax":
         scores = loaded.X @ w.reshape(loaded.classes, -1).T
         return float(np.mean(np.argmax(scores, axis=1) == loaded.y))
@@ -283,7 +283,7 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
         clock = time.perf_counter()
         line = step()
         journal.step(line | {"seconds": journal.seconds + time.perf_counter() - clock}, None, measure)
-        tick(journal.share, journal.loss, line["branch"], line.get("sigma", math.nan))
+        tick(journal.fraction, journal.loss, line["branch"], line.get("sigma", math.nan))
         if not math.isfinite(journal.loss):
             status = "not finite"
             break

@@ -77,7 +77,27 @@ def user_panel(given: dict[str, Any]) -> Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Panels, and the options of their runs."""
+    """Panels, and the options of their runs.
+
+    Attributes
+    ----------
+    panels : list of Panel
+        The panels.
+    runs : int
+        The runs of each method, which differ in their seeds.
+    preset, device : str
+        The preset of the methods, and the device of torch.
+    workers : int
+        Processes that make runs at the same time.
+    out, data_dir : Path or None
+        The folders of the output and of the data.
+    checkpoint_every : float
+        Seconds between two checkpoints of a run.
+    scheduler : str or None
+        The address of a Dask scheduler; None: the processes of this computer.
+    console : Console
+        Where progress is printed.
+    """
 
     panels: list[Panel]
     runs: int
@@ -225,8 +245,10 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
         console.print(table)
     for name, group in ({} if checked else traces.by_panel(found_runs)).items():
         accuracies = _accuracies(group)
-        more = ["accuracy"] if accuracies else []
-        table = Table("method", "runs", "final loss", "evaluations", "seconds", *more, title=name, title_justify="left")
+        extra_columns = ["accuracy"] if accuracies else []
+        table = Table(
+            "method", "runs", "final loss", "evaluations", "seconds", *extra_columns, title=name, title_justify="left"
+        )
         for result in results(group):
             final, spent = " ".join(filter(None, result.final)), result.ends
             cells = result.counted, final, f"{spent['calls']:,.0f}", f"{spent['seconds']:.3g}"
@@ -239,8 +261,8 @@ def report(out: Path, console: Console, plan: dict[str, dict[str, int]] | None =
 
 def _accuracies(group: list[traces.RunTrace]) -> dict[str, str]:
     """Return the mean accuracy on all rows by method, where the runs recorded it."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for run in group:
         if run.done and "training_accuracy" in run.done:
-            found.setdefault(run.method, []).append(run.done["training_accuracy"])
-    return {method: f"{100 * sum(values) / len(values):.2f} %" for method, values in found.items()}
+            accuracies.setdefault(run.method, []).append(run.done["training_accuracy"])
+    return {method: f"{100 * sum(values) / len(values):.2f} %" for method, values in accuracies.items()}

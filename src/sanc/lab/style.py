@@ -65,7 +65,17 @@ DARK_BRANCHES = dict(
 
 @dataclass(frozen=True)
 class MethodStyle:
-    """Name of a method, its colours on a white and on a dark background, and its dashes in line widths."""
+    """How a method is drawn.
+
+    Attributes
+    ----------
+    name : str
+        Its name in figures.
+    colour, dark : str
+        Its colours on a white and on a dark background.
+    dashes : tuple of float
+        Its dashes, in line widths; empty for a solid line.
+    """
 
     name: str
     colour: str

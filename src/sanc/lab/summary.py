@@ -29,8 +29,8 @@ def write(out: Path, runs: Sequence[RunTrace], claims: Sequence[Claim]) -> Path:
     for name, group in by_panel(runs).items():
         lines += [*_panel(name, group), ""]
     if missing := skipped(out):
-        found = (f"- {escaped(name)}: {escaped(reason)}" for name, reason in sorted(missing.items()))
-        lines += ["## Missing", "", *found, ""]
+        reasons = (f"- {escaped(name)}: {escaped(reason)}" for name, reason in sorted(missing.items()))
+        lines += ["## Missing", "", *reasons, ""]
     if claims:
         lines += ["## Claims", "", "| panel | statement | measured | spread | holds |", "|---|---|---|---|---|"]
         for claim in claims:
@@ -57,9 +57,9 @@ def _panel(name: str, runs: Sequence[RunTrace]) -> Iterator[str]:
     )
     yield "| method | runs | start | final loss (mean ± std) | best | evaluations | seconds |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    for found in results(runs):
-        final = " ".join(part for part in found.final if part)
+    for row in results(runs):
+        final = " ".join(part for part in row.final if part)
         yield (
-            f"| {escaped(style_of(found.method).name)} | {found.counted} | {number(found.start, 5)} | {final} "
-            f"| {number(found.best, 5)} | {found.ends['calls']:,.0f} | {found.ends['seconds']:.3g} |"
+            f"| {escaped(style_of(row.method).name)} | {row.counted} | {number(row.start, 5)} | {final} "
+            f"| {number(row.best, 5)} | {row.ends['calls']:,.0f} | {row.ends['seconds']:.3g} |"
         )

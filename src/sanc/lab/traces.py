@@ -38,11 +38,22 @@ class TraceError(SancError, ValueError):
 
 @dataclass(frozen=True)
 class RunTrace:
-    """One run: its configuration, environment and trace, and the content of ``done.json`` if the run has ended.
+    """One run, as it was read from its folder.
 
-    `columns` is the trace by column. ``branch`` and ``note`` are text; all other columns are floats, with NaN for
-    missing values. ``calls`` is the sum of ``value``, ``gradient`` and ``product``. The first entry is the start, with
-    iteration −1.
+    Attributes
+    ----------
+    panel, method : str
+        The names of its panel and method.
+    seed : int
+        Its seed.
+    config, environment : dict
+        The contents of ``config.json`` and ``environment.json``.
+    done : dict or None
+        The content of ``done.json``, if the run has ended.
+    columns : dict of ndarray
+        The trace by column. ``branch`` and ``note`` are text; all other columns are floats, with NaN for missing
+        values. ``calls`` is the sum of ``value``, ``gradient`` and ``product``. The first entry is the start, with
+        iteration −1.
     """
 
     panel: str
@@ -210,7 +221,7 @@ def by_figure(runs: Iterable[RunTrace]) -> dict[str, dict[str, list[RunTrace]]]:
 
 def gaps(runs: Iterable[RunTrace], plan: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     """Return, by panel, a sentence on methods with fewer finished runs than were started or planned."""
-    panels, found = by_panel(runs), {}
+    panels, unfinished = by_panel(runs), {}
     for panel in dict.fromkeys((*panels, *plan)):
         methods, planned = by_method(panels.get(panel, ())), plan.get(panel, {})
         sentences = []
@@ -221,5 +232,5 @@ def gaps(runs: Iterable[RunTrace], plan: Mapping[str, Mapping[str, int]]) -> dic
             if finished < expected:
                 sentences.append(f"{style_of(method).name} has finished {finished} of {expected} runs")
         if sentences:
-            found[panel] = "; ".join(sentences)
-    return found
+            unfinished[panel] = "; ".join(sentences)
+    return unfinished

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
 from sanc.leastsquares.evaluation import ResidualEvaluation
-from sanc.leastsquares.oracle import ResidualOracle
+from sanc.leastsquares.oracle import ResidualOracle, has_whole_hessian, residual_oracle
 
 DIFFERENCE_FRACTION = 0.1
 """Size, relative to the step, of the difference that gives r''(s, s), as in Transtrum and Sethna (2012)."""
@@ -40,13 +40,36 @@ _SAME_DIRECTION_TOLERANCE = 0.3
 """Largest part of a shorter step, relative to it, across a rejected one whose r''(s, s) is used again."""
 
 
-def residual_parts(here: Point) -> tuple[ResidualOracle, Vector, Any, float]:
-    """Return the oracle of the residuals, the point of all variables, the free ones, and the scale of f."""
-    scaled, free_indices = here.oracle.full_oracle, here.oracle.free_indices
-    oracle = scaled.unscaled_oracle
-    assert isinstance(oracle, ResidualOracle)
-    z, scale_of_f = here.oracle.full_point(here.x), math.ldexp(1.0, scaled.exponent)
-    return oracle, z, None if free_indices is None else free_indices.numpy(), scale_of_f
+class ResidualPoint(NamedTuple):
+    """A point of an iteration as a point of the residuals.
+
+    Attributes
+    ----------
+    oracle : ResidualOracle
+        The oracle of the residuals.
+    z : vector
+        The point, with all variables.
+    free_indices : ndarray or None
+        The indices of the free variables; None: all.
+    scale_of_f : float
+        The power of two by which f is multiplied.
+    """
+
+    oracle: ResidualOracle
+    z: Vector
+    free_indices: Any
+    scale_of_f: float
+
+
+def residual_point(here: Point) -> ResidualPoint:
+    """Return the point of an iteration as a point of the residuals."""
+    oracle, free_indices = here.oracle, here.oracle.free_indices
+    return ResidualPoint(
+        residual_oracle(oracle),
+        oracle.full_point(here.x),
+        None if free_indices is None else free_indices.numpy(),
+        math.ldexp(1.0, oracle.full_oracle.exponent),
+    )
 
 
 def second_derivative(oracle: ResidualOracle, evaluation: ResidualEvaluation, jacobian: Any, x: Any, s: Any) -> Floats:
@@ -133,9 +156,9 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
     is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _MIN_CURVED_STEPS
     if not is_curved or subspace.step is None or here.lanczos_start is not None:
         return subspace
-    oracle, z, _, scale_of_f = residual_parts(here)
-    if oracle.uses_whole_hessian:
+    if has_whole_hessian(here.oracle):
         return subspace
+    oracle, z, _, scale_of_f = residual_point(here)
     shared = {item.name: getattr(subspace, item.name) for item in fields(KrylovSubspace)}
     curvature = ResidualCurvature(oracle, oracle.with_jacobian(z), here.oracle)
     return AcceleratedSubspace(**shared, curvature=curvature, scale_of_f=scale_of_f)

@@ -136,7 +136,7 @@ def curve_fit(
             p0,
             bounds,
             RunOptions(**passed_on),
-            start=partial(_start, f, None),
+            initial_parameters=partial(_initial_parameters, f, None),
             restarts=_DEFAULT_RESTARTS if restarts is None else restarts,
             absolute_sigma=absolute_sigma,
         )
@@ -148,7 +148,7 @@ def curve_fit(
     if isinstance(xdata, list | tuple) and all(isinstance(entry, Real) for entry in xdata):
         xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
-    start = _start(f, p0, bounds, y)
+    start = _initial_parameters(f, p0, bounds, y)
     if callable(jac) and (problem := call_problem(jac, 1 + len(start))):
         raise ArgumentTypeError(
             f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
@@ -232,15 +232,15 @@ def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any
         return {}
     for_one = _keywords(least_squares) - {"args", "kwargs"}
     for_rows = {item.name for item in fields(RunOptions)}
-    known, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
-    for name in options.keys() & (others - known):
+    admitted, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
+    for name in options.keys() & (others - admitted):
         problem = f"{name} = {shown(options[name])}"
         if is_rows:
             raise ArgumentError(
                 f"{problem} is for one fit, not for rows of ydata: leave it out, or call curve_fit for each row."
             )
         raise ArgumentError(f"{problem} is for rows of ydata: leave it out for one fit.")
-    reject_arguments("curve_fit", options, known | _keywords(curve_fit))
+    reject_arguments("curve_fit", options, admitted | _keywords(curve_fit))
     return {**options}
 
 
@@ -269,7 +269,7 @@ def _observations(xdata: Any, ydata: Any, check_finite: bool) -> Any:
     return y
 
 
-def _start(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
+def _initial_parameters(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
     """Return the initial parameters: those given, or ones, or points between finite bounds."""
     if p0 is not None:
         _check_count(f, p0.numel() if isinstance(p0, Tensor) else np.size(p0), p0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg.lapack import dgeqrf, dgesdd
@@ -19,6 +19,21 @@ from sanc.leastsquares.variables import Variables
 
 _EPS = float(np.finfo(np.float64).eps)
 """Precision of the decompositions."""
+
+
+class WholeHessian(NamedTuple):
+    """The whole Hessian as a matrix.
+
+    Attributes
+    ----------
+    matrix : ndarray
+        The Hessian, in the variables of the run.
+    error : float
+        Norm of the error of its product with a unit vector, beyond roundoff.
+    """
+
+    matrix: Floats
+    error: float
 
 
 def decompose(
@@ -84,14 +99,14 @@ def _upper(rows: int, columns: int) -> Floats:
     return mask
 
 
-def whole_eigenbasis(operator: Operator, matrix: Floats | None, g: Any, free_indices: Any) -> Eigenbasis:
-    """Return the eigenbasis of an operator, from its matrix if that is known, or from its columns."""
+def whole_eigenbasis(operator: Operator, whole: WholeHessian | None, g: Any, free_indices: Any) -> Eigenbasis:
+    """Return the eigenbasis of the whole Hessian, from its matrix if there is one, or from products with `operator`."""
     rows: Any = slice(None) if free_indices is None else free_indices
-    if matrix is None:
+    if whole is None:
         columns = np.eye(len(g), dtype=g.dtype)[rows]
         matrix = np.stack([np.asarray(operator(column), np.float64) for column in columns])[:, rows]
     else:
-        matrix = matrix[rows][:, rows]
+        matrix = whole.matrix[rows][:, rows]
     g = g[rows]
     values, eigenvector_rows = eigenpairs(matrix)
     return Eigenbasis(values, eigenvector_rows, eigenvector_rows @ g)

@@ -34,9 +34,10 @@ from sanc.leastsquares.accelerated import CurvatureTest
 from sanc.leastsquares.jacobian_model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.network_model import NetworkModel
-from sanc.leastsquares.oracle import ResidualOracle
+from sanc.leastsquares.oracle import ResidualOracle, residual_oracle
 from sanc.leastsquares.residuals import Residuals
 from sanc.leastsquares.run import LeastSquaresRun
+from sanc.leastsquares.variables import Variables
 from sanc.minimisation.arguments import check_callback, reject_arguments, require_call
 from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
 from sanc.minimisation.objective import checked_point
@@ -181,7 +182,7 @@ def least_squares(
     box, x, method = apply_bounds(_scipy_bounds(bounds, x0, points.flat), x0, oracle, points.flat, method)
     residuals.box = box
     if precond is not None:
-        oracle.precondition(_factor(precond, oracle, points, box))
+        oracle = oracle.in_variables(Variables(_factor(precond, oracle, points, box), is_preconditioned=True))
         x = oracle.scaled(x)
     run = LeastSquaresRun(oracle, Iteration(method, seed, evaluates_next_gradient=True), limits, x, seed, box)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -312,8 +313,7 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
     def report(run: Run) -> bool:
         if callback is None:
             return False
-        oracle: Any = run.unscaled_oracle
-        return asks_to_stop(callback, points.build(oracle.unscaled(run.full_x)))
+        return asks_to_stop(callback, points.build(residual_oracle(run.oracle).unscaled(run.full_x)))
 
     return report
 

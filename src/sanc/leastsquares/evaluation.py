@@ -11,20 +11,36 @@ from sanc.core.space import Floats
 from sanc.leastsquares.losses import LossTerms
 from sanc.leastsquares.matrices import JacobianMatrix
 
-_RANDOM_PROBES = 8
-"""Random vectors that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
+_RANDOM_SIGNS = 8
+"""Random vectors of signs that estimate the column norms of an operator, to about 1/√(2·8) = 25 %."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ResidualEvaluation:
-    """Residuals and, once it was needed, the Jacobian at one point."""
+    """Residuals and, once it was needed, the Jacobian at one point.
+
+    Attributes
+    ----------
+    x : ndarray
+        The point, in the variables of the caller.
+    r : ndarray
+        The residuals.
+    terms : LossTerms
+        The cost, and the derivatives of the loss.
+    jacobian : ndarray, sparse matrix, LinearOperator or None
+        The Jacobian; None before it was needed, and after a large one was deleted.
+    norms : ndarray or None
+        The column norms of the Jacobian, once they were needed.
+    scaled_gradient : tuple
+        The last variables in which the gradient was needed, and the gradient in them.
+    """
 
     x: Floats
     r: Floats
     terms: LossTerms
     jacobian: Any = None
     norms: Any = None
-    scaled_gradient: tuple[Any, Any] = (None, None)  # variables, and the gradient with respect to them
+    scaled_gradient: tuple[Any, Any] = (None, None)
     _gradient: Any = None
     _sizes: tuple[float, float] | None = None
 
@@ -59,7 +75,14 @@ class ResidualEvaluation:
 
     def gauss_newton_product(self, v: Floats) -> Floats:
         """Return Jᵀ diag(h) J v, with h ≥ 0."""
-        weights = self.model_weights()
+        return self._weighted_product(v, self.model_weights())
+
+    def first_order_product(self, v: Floats) -> Floats:
+        """Return Jᵀ diag(h) J v with h of both signs: the Hessian product without the second-order term."""
+        return self._weighted_product(v, self.terms.weights)
+
+    def _weighted_product(self, v: Floats, weights: Floats | None) -> Floats:
+        """Return Jᵀ diag(weights) J v."""
         change = self.jacobian @ v
         return self.transposed(change if weights is None else weights * change)
 
@@ -75,9 +98,9 @@ class ResidualEvaluation:
                 squares = np.asarray(jacobian.multiply(jacobian).sum(axis=0), np.float64).reshape(-1)
             else:
                 rng, squares = np.random.default_rng(0), np.zeros(len(self.x))
-                for _ in range(_RANDOM_PROBES):
+                for _ in range(_RANDOM_SIGNS):
                     squares += np.square(self.transposed(rng.choice([-1.0, 1.0], len(self.r)).astype(self.r.dtype)))
-                squares /= _RANDOM_PROBES
+                squares /= _RANDOM_SIGNS
             self.norms = np.sqrt(squares)
         norms: Floats = self.norms
         return norms

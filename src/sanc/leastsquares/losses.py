@@ -57,9 +57,16 @@ LOSSES: dict[str, LossFunction | None] = {
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The cost of a residual vector, the weighted residuals w, and the weights h of the Gauss–Newton matrix.
+    """The cost of a residual vector, and the derivatives of the loss.
 
-    `weights` is None for the sum of squares, whose weights are 1.
+    Attributes
+    ----------
+    cost : float
+        The cost.
+    weighted : ndarray
+        The weighted residuals w.
+    weights : ndarray or None
+        The weights h of the Gauss–Newton matrix; None for the sum of squares, whose weights are 1.
     """
 
     cost: float

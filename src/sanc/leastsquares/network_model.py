@@ -16,16 +16,28 @@ from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.krylov import NonFiniteProductError
-from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_parts, second_derivative
+from sanc.leastsquares.accelerated import MAX_CORRECTION, residual_point, second_derivative
 from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.jacobian_model import JacobianModel
 from sanc.leastsquares.matrices import GramSpace, JacobianMatrix
-from sanc.leastsquares.oracle import ResidualOracle
+from sanc.leastsquares.oracle import ResidualOracle, has_whole_hessian
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSubspace(KrylovSubspace):
-    """The space of a dense Jacobian, with trial points x + s + a."""
+    """The space of a dense Jacobian, with trial points x + s + a.
+
+    Attributes
+    ----------
+    oracle : ResidualOracle or None
+        The oracle of the residuals; None: steps are not corrected.
+    evaluation : ResidualEvaluation or None
+        The residuals at x.
+    jacobian : JacobianMatrix or None
+        Their Jacobian.
+    scale_of_f : float
+        The power of two by which f is multiplied.
+    """
 
     oracle: ResidualOracle | None = None
     evaluation: ResidualEvaluation | None = None
@@ -61,10 +73,10 @@ class NetworkModel(JacobianModel):
 
     def build(self, here: Point) -> KrylovSubspace:
         """Return the whole space, with the minimiser of the model in it."""
-        oracle, z, free_indices, scale_of_f = residual_parts(here)
+        oracle, z, free_indices, scale_of_f = residual_point(here)
         evaluation = oracle.with_jacobian(z)
         jacobian = evaluation.jacobian
-        if oracle.uses_whole_hessian or not isinstance(jacobian, JacobianMatrix):
+        if has_whole_hessian(here.oracle) or not isinstance(jacobian, JacobianMatrix):
             return CubicModel.build(self, here)
         weights = evaluation.model_weights()
         krylov = jacobian.decompose(oracle.scale, free_indices, weights, scale_of_f)

@@ -21,7 +21,17 @@ _MAX_CHUNK_ENTRIES = 2**22
 
 @dataclass(frozen=True)
 class _Term:
-    """Residuals of one function at its points."""
+    """Residuals of one function at its points.
+
+    Attributes
+    ----------
+    function : callable
+        The residual at one point.
+    points : tuple of Tensor
+        The points, and further arguments.
+    weight : float
+        The weight of the term in the cost.
+    """
 
     function: Callable[..., Tensor]
     points: tuple[Tensor, ...]

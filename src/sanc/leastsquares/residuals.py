@@ -15,7 +15,7 @@ from sanc.core.bounded.bounds import Box
 from sanc.core.meter import Meter
 from sanc.core.space import Floats
 from sanc.errors import ArgumentError, ArgumentTypeError, in_place_error, shown
-from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS
+from sanc.functions.differences import COMPLEX_STEP, DIFFERENCE_POWERS, ERROR_POWERS
 from sanc.leastsquares.matrices import JacobianMatrix, fits_in_memory
 from sanc.leastsquares.networks import NetworkResiduals
 
@@ -73,8 +73,7 @@ class Residuals:
 
     def noise(self, eps: float) -> float | None:
         """Return the relative error of the Jacobian; None: the machine precision."""
-        powers = {"2-point": 1 / 2, "3-point": 2 / 3}
-        return float(eps ** powers[self.jac]) if self.is_differenced and self.jac != "cs" else None
+        return float(eps ** ERROR_POWERS[self.jac]) if self.is_differenced and self.jac != "cs" else None
 
     # Residuals.
 

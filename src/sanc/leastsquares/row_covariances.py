@@ -16,7 +16,7 @@ def covariances(problem: FitProblem, outputs: dict[str, Tensor], absolute_sigma:
     p, matrix = outputs["x"], outputs["gauss_newton"]
     unknown = torch.nonzero(~matrix.isfinite().flatten(1).all(1)).reshape(-1)
     if len(unknown):  # such as rows that never began
-        matrix[unknown] = problem.evaluate(p[unknown], unknown).more["gauss_newton"]
+        matrix[unknown] = problem.evaluate(p[unknown], unknown).extras.gauss_newton
     inverse, determined = _inverses(matrix)
     ill = torch.nonzero(~determined).reshape(-1)
     if len(ill):

@@ -58,17 +58,17 @@ def fit_rows(
     bounds: Any,
     options: RunOptions,
     *,
-    start: Callable[[Any, Any], Any],
+    initial_parameters: Callable[[Any, Any], Any],
     restarts: int,
     absolute_sigma: bool,
 ) -> tuple[Any, Any, ManyResult]:
     """Fit every row, and return parameters, covariances and the result.
 
-    `start` returns the initial parameters for bounds and observations of a row; the other arguments are those of
+    `initial_parameters` returns those for bounds and observations of a row; the other arguments are those of
     `curve_fit`.
     """
     require_integer("restarts", restarts, 0)
-    points = StartingRows(_starting_rows(p0, bounds, start, data))
+    points = StartingRows(_starting_rows(p0, bounds, initial_parameters, data))
     if len(points.flat) != len(data.y):
         raise ArgumentError(
             f"p0 has {len(points.flat)} rows for {len(data.y)} rows of ydata: pass one for each, or one for all."
@@ -94,15 +94,15 @@ def fit_rows(
     return result.x, points.build_numbers(covariance.to(p.dtype)), result
 
 
-def _starting_rows(p0: Any, bounds: Any, start: Callable[[Any, Any], Any], data: RowData) -> Any:
+def _starting_rows(p0: Any, bounds: Any, initial_parameters: Callable[[Any, Any], Any], data: RowData) -> Any:
     """Return a row of initial parameters for each row of data."""
     if p0 is not None:
         first = p0
     elif isinstance(bounds, tuple | list) and any(np.ndim(side) > 1 for side in bounds):
         sides = np.broadcast_arrays(*(np.asarray(side) for side in bounds))
-        first = torch.stack([start(pair, data.y[0]) for pair in zip(*sides, strict=True)])
+        first = torch.stack([initial_parameters(pair, data.y[0]) for pair in zip(*sides, strict=True)])
     else:
-        first = start(bounds, data.y[0])
+        first = initial_parameters(bounds, data.y[0])
     if isinstance(first, Tensor):
         rows = first.detach().to(data.y)
     else:
@@ -183,14 +183,14 @@ class _RowFits:
         """Rounds made."""
         return self._run.rounds
 
-    def run(self, start: Tensor, restarts: int) -> None:
+    def run(self, p: Tensor, restarts: int) -> None:
         """Fit all rows, fit those again that failed or fit poorly, from parameters of other rows, and keep the best.
 
         With restarts, the trial points of a row are limited at first, so that no row waits for one that needs
         many. Those that did not end go on beside the fits from other parameters, and at last alone.
         """
         first, later = (_MAX_FIRST_TRIALS, 2 * _MAX_FIRST_TRIALS) if restarts else (math.inf, math.inf)
-        self._run.run(start, self.lower, self.upper, max_trials=first)
+        self._run.run(p, self.lower, self.upper, max_trials=first)
         self._collect()
         generator, evaluations = torch.Generator().manual_seed(self.limits.seed), 0
         for _ in range(_MAX_REFITS if restarts else 0):
@@ -207,7 +207,7 @@ class _RowFits:
             if not self._run_again(indices, starts, limit, later):
                 break
         if restarts and not self._is_stopped():
-            self._run.run(start[:0], self.lower, self.upper, resumed=self._chosen)
+            self._run.run(p[:0], self.lower, self.upper, resumed=self._chosen)
             self._collect()
 
     def _collect(self) -> None:

@@ -58,10 +58,10 @@ class MappedModel:
             self._row_hessian = jacrev(grad(self._cost))
             return self._mapped(self._row_hessian, p, data, data.y, data.weights).detach()  # type: ignore[no-any-return]
 
-    def _mapped(self, function: Callable[..., Any], p: Tensor, data: RowData, *more: Tensor | None) -> Any:
+    def _mapped(self, function: Callable[..., Any], p: Tensor, data: RowData, *parts: Tensor | None) -> Any:
         """Return a function of parameters and data of one row, for all rows."""
-        dims = (0, data.x_dim, *(None if part is None else 0 for part in more))
-        return vmap(function, in_dims=dims)(p, data.x, *more)
+        dims = (0, data.x_dim, *(None if part is None else 0 for part in parts))
+        return vmap(function, in_dims=dims)(p, data.x, *parts)
 
     def _curve(self, p: Tensor, x: Any) -> Tensor:
         return self.f(x, *p)
@@ -135,8 +135,8 @@ def _derivatives(output: Tensor, inputs: list[Tensor], weights: Tensor, **graph:
     """Return the derivatives at all points, times weights; zeros where the output does not depend on an input."""
     if not output.requires_grad:
         return [torch.zeros_like(output) for _ in inputs]
-    found = torch.autograd.grad(output, inputs, weights, allow_unused=True, **graph)
-    return [torch.zeros_like(output) if part is None else part for part in found]
+    derivatives = torch.autograd.grad(output, inputs, weights, allow_unused=True, **graph)
+    return [torch.zeros_like(output) if part is None else part for part in derivatives]
 
 
 def is_pointwise(f: Callable[..., Tensor], p: Tensor, data: RowData, columns: Tensor) -> bool:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sanc.core.sigma import MIN_SIGMA_FACTOR_EXACT
 from sanc.core.space import ROUNDING_ERRORS
+from sanc.leastsquares.column_scales import exponent_limit
 from sanc.leastsquares.jacobian_model import GAUSS_NEWTON_SIGMA_RATIO, MAX_STEP_GROWTH
 from sanc.leastsquares.row_data import RowData
 from sanc.leastsquares.row_models import MappedModel, PointwiseModel
-from sanc.leastsquares.variables import exponent_limit
 from sanc.many import rules
 from sanc.many.algebra import gram, multiply
-from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
+from sanc.many.rows import Group, RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.spectra import decompose
 
 _MIN_HESSIAN_FRACTION = 0.5
@@ -37,6 +37,31 @@ _MAX_GPU_PART_ENTRIES = 2**27
 """The same on a GPU: 1 GB in float64, so that the arithmetic of an operator takes longer than its launch."""
 _MIN_PART_ROWS = 64
 """Rows that are evaluated at a time whatever their size: with fewer, calls take longer than their arithmetic."""
+
+
+@dataclass(frozen=True)
+class FitExtras(Group):
+    """What a fit evaluates at a point beside cost, gradient and curvature.
+
+    Attributes
+    ----------
+    column_norms : Tensor
+        Norms of the columns of the Jacobians.
+    residual_norm : Tensor
+        Norms of the residuals.
+    exponents : Tensor
+        Binary exponents of the largest column norms so far, from which the scales of the variables follow.
+    is_certifiable : Tensor
+        Whether `matrix` is the whole Hessian.
+    gauss_newton : Tensor
+        The products JᵀJ.
+    """
+
+    column_norms: Tensor
+    residual_norm: Tensor
+    exponents: Tensor
+    is_certifiable: Tensor
+    gauss_newton: Tensor
 
 
 class FitProblem(RowProblem):
@@ -98,14 +123,14 @@ class FitProblem(RowProblem):
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g, matrix = self.in_parts(self._evaluate_part, x, ids)
-        more = {
-            "norms": matrix.diagonal(dim1=1, dim2=2).sqrt(),
-            "residual_norm": (2.0 * value).sqrt(),
-            "exponents": torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
-            "complete": torch.zeros(len(x), dtype=torch.bool, device=x.device),
-            "gauss_newton": matrix,
-        }
-        return RowPoints(x, value, g, matrix, more)
+        extras = FitExtras(
+            column_norms=matrix.diagonal(dim1=1, dim2=2).sqrt(),
+            residual_norm=(2.0 * value).sqrt(),
+            exponents=torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
+            is_certifiable=torch.zeros(len(x), dtype=torch.bool, device=x.device),
+            gauss_newton=matrix,
+        )
+        return RowPoints(x, value, g, matrix, extras)
 
     def _evaluate_part(self, p: Tensor, data: RowData) -> tuple[Tensor, Tensor, Tensor]:
         """Return the costs of some rows, their gradients and the products JᵀJ."""
@@ -124,23 +149,24 @@ class FitProblem(RowProblem):
         return decompose(rows.point.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
 
     def can_certify(self, rows: Rows) -> Tensor:
-        return rows.point.more["complete"]
+        is_certifiable: Tensor = rows.point.extras.is_certifiable
+        return is_certifiable
 
     def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
         (matrix,) = self.in_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
         matrix = torch.where(finite[:, None, None], matrix, point.matrix)
-        return replace(point, matrix=matrix, more=point.more | {"complete": finite})
+        return replace(point, matrix=matrix, extras=replace(point.extras, is_certifiable=finite))
 
     # Units of the variables, and tolerances.
 
     def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
         """Scale the variables by the largest column norms so far; at a stationary point, by the norms at the point."""
-        x, more = rows.point.x, rows.point.more
-        norms, weighted = more["norms"], more["residual_norm"]
+        x, extras = rows.point.x, rows.point.extras
+        norms, weighted = extras.column_norms, extras.residual_norm
         now = torch.where(norms < torch.inf, norms.log2().round(), -torch.inf)
-        exponents = now if before is None else torch.maximum(before.more["exponents"], now)
+        exponents = now if before is None else torch.maximum(before.extras.exponents, now)
         effects = norms * x.abs()
         size = torch.linalg.vector_norm(effects, dim=1)
         rounding = ROUNDING_ERRORS * self.eps * size
@@ -153,7 +179,7 @@ class FitProblem(RowProblem):
             scale = self._scale(exponents)
         relative_curvature = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
         curvature_tol = (math.sqrt(self.tol) * relative_curvature).clamp(min=self.tol)
-        point = replace(rows.point, more=more | {"exponents": exponents})
+        point = replace(rows.point, extras=replace(extras, exponents=exponents))
         growth = self._growth(rows, scale, before)
         return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)
 
@@ -163,7 +189,7 @@ class FitProblem(RowProblem):
         if before is None or not bool(late.any()):
             return point
         step = (point.x - before.x).double()
-        model = (step * multiply(before.more["gauss_newton"], step)).sum(1)
+        model = (step * multiply(before.extras.gauss_newton, step)).sum(1)
         second = (step * (point.g - before.g)).sum(1) - model
         indices = torch.nonzero(late & (second.abs() > _MIN_HESSIAN_FRACTION * model)).reshape(-1)
         if len(indices) == 0:

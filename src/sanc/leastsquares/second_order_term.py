@@ -8,11 +8,13 @@ predicted S s, and the model with it predicted the decrease better than that of 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sanc.core.space import Floats
+from sanc.leastsquares.evaluation import ResidualEvaluation
 from sanc.leastsquares.variables import Variables
 
 MAX_ESTIMATED_VARIABLES = 300
@@ -28,6 +30,7 @@ _MAX_RELIABLE_ERROR = 0.5
 """The estimate is reliable if it predicted the last S s to this relative error, before the update."""
 
 
+@dataclass(frozen=True, eq=False)
 class SecondOrderTerm:
     """An estimate of S, and whether the model has it.
 
@@ -35,57 +38,75 @@ class SecondOrderTerm:
     ----------
     is_enabled : bool
         Whether the model may have S. That of a network corrects its steps instead (`sanc.leastsquares.network_model`).
-    is_estimated : bool
-        Whether `matrix` is an estimate of S; otherwise products with S are computed.
     is_used : bool
         Whether the model has S.
-    matrix : ndarray
-        The estimate, in scaled variables.
+    matrix : ndarray or None
+        The estimate, in the variables of the run; None: products with S are computed.
     """
 
-    def __init__(self, dim: int, is_enabled: bool = True) -> None:
-        self.is_enabled = is_enabled
-        self.is_estimated = is_enabled and dim <= MAX_ESTIMATED_VARIABLES
-        self.is_used = False
-        self.matrix: Any = np.zeros((dim, dim)) if self.is_estimated else None
+    is_enabled: bool
+    is_used: bool
+    matrix: Any
 
-    def rescale(self, ratio: Floats) -> None:
-        """Continue in other variables, whose scales are the former ones times `ratio`."""
-        if self.is_estimated:
-            self.matrix = self.matrix * np.outer(ratio, ratio)
+    @classmethod
+    def unknown(cls, dim: int, is_enabled: bool = True) -> SecondOrderTerm:
+        """Return the term before the first step, which the model does not have."""
+        is_estimated = is_enabled and dim <= MAX_ESTIMATED_VARIABLES
+        return cls(is_enabled, False, np.zeros((dim, dim)) if is_estimated else None)
 
-    def update(self, before: Any, after: Any, variables: Variables) -> None:
-        """Measure the last step, update the estimate, and decide which model the next step uses."""
+    @property
+    def is_estimated(self) -> bool:
+        """Whether there is an estimate of S; otherwise products with S are computed."""
+        return self.matrix is not None
+
+    def in_variables(self, old: Variables, new: Variables) -> SecondOrderTerm:
+        """Return the term in other variables; the estimate starts again unless both are scaled by a diagonal."""
+        if not self.is_estimated:
+            return self
+        if not (old.is_diagonal and new.is_diagonal):
+            return SecondOrderTerm.unknown(len(self.matrix), self.is_enabled)
+        ratio = new.matrix / old.matrix
+        return replace(self, matrix=self.matrix * np.outer(ratio, ratio))
+
+    def updated(self, before: ResidualEvaluation, after: ResidualEvaluation, variables: Variables) -> SecondOrderTerm:
+        """Measure the last step, update the estimate, and decide which model the next step uses.
+
+        Return the term of the next step.
+        """
         if not self.is_enabled:
-            return
+            return self
         step, g = after.x - before.x, after.gradient()
         s, first, last = variables.from_original(step), variables.gradient(before.gradient()), variables.gradient(g)
         second = variables.gradient(g - before.transposed(after.terms.weighted))
         change = last - first
         square = float(second @ second)
         if not (math.isfinite(square) and math.isfinite(float(change @ change))):
-            return
+            return self
         model = before.gauss_newton_form(step)
         if not self.is_estimated:
-            self.is_used = abs(float(s @ second)) > _SECOND_ORDER_FRACTION * model
-            return
+            return replace(self, is_used=abs(float(s @ second)) > _SECOND_ORDER_FRACTION * model)
         product = self.matrix @ s
         quadratic, missing = float(s @ product), second - product
         error = after.terms.cost - before.terms.cost - float(first @ s) - 0.5 * model
         is_reliable = float(missing @ missing) <= _MAX_RELIABLE_ERROR**2 * square
-        self._update_estimate(s, change, second, product, quadratic)
-        self.is_used = is_reliable and abs(error - 0.5 * quadratic) < abs(error)
+        matrix = self._updated_matrix(s, change, second, product, quadratic)
+        return replace(self, is_used=is_reliable and abs(error - 0.5 * quadratic) < abs(error), matrix=matrix)
 
-    def _update_estimate(self, s: Floats, y: Floats, target: Floats, product: Floats, quadratic: float) -> None:
-        """Update S by the formula of Dennis, Gay and Welsch, so that S s = y#; `product` is S s, `quadratic` sᵀS s."""
+    def _updated_matrix(self, s: Floats, y: Floats, target: Floats, product: Floats, quadratic: float) -> Floats:
+        """Return S updated by the formula of Dennis, Gay and Welsch, so that S s = y#.
+
+        `target` is y#, `product` is S s, and `quadratic` is sᵀS s.
+        """
+        matrix: Floats = self.matrix
         size = min(1.0, abs(float(s @ target)) / abs(quadratic)) if quadratic != 0.0 else 1.0
         along, v = float(s @ y), y
         if along <= _MIN_COSINE * math.sqrt(float(s @ s)) * math.sqrt(float(y @ y)):
             along, v = float(s @ s), s  # no positive curvature along s: the update of Powell, symmetric Broyden
         if not along > 0.0:
-            return
+            return matrix
         missing = target - size * product
         half = (missing - (0.5 * float(missing @ s) / along) * v) / along
         if math.isfinite(float(half @ half) * float(v @ v)):
             rank_one = v[:, None] * half
-            self.matrix = size * self.matrix + rank_one + rank_one.T
+            matrix = size * matrix + rank_one + rank_one.T
+        return matrix

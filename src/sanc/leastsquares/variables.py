@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +9,6 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from sanc.core.space import Floats
-
-_MAX_EXPONENT_FRACTION = 0.25
-"""Largest exponent of d relative to the largest one of its type: products of squares of d remain finite."""
-ROUNDED_EXPONENT = 0.5
-"""Largest distance of a binary exponent from its rounded value: a column norm that exceeds 2^exponent by the factor
-2^0.5 has a larger exponent."""
-
-
-def exponent_limit(largest: float) -> float:
-    """Return the largest binary exponent of d, given the largest finite number of its type."""
-    return _MAX_EXPONENT_FRACTION * math.frexp(largest)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +19,12 @@ class Variables:
     ----------
     matrix : ndarray
         The diagonal of A; or A itself, the lower triangular factor of a preconditioner.
+    is_preconditioned : bool
+        Whether A is fixed by a preconditioner of the caller.
     """
 
     matrix: Any
+    is_preconditioned: bool = False
 
     @property
     def is_diagonal(self) -> bool:

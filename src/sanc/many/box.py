@@ -31,25 +31,25 @@ def fit_steps(rows: Rows, s: Tensor) -> RowTrials:
     if not bool(leaves.any()):
         return rows.trial
     indices = torch.nonzero(leaves.any(1)).reshape(-1)
-    x, first, last, free, scale, g, s = (
+    x, box_lower, box_upper, free, scale, g, s = (
         part.index_select(0, indices)
         for part in (rows.point.x, rows.lower, rows.upper, rows.free, rows.scale, rows.point.g, s)
     )
     trials, spectra = rows.trial.take(indices), rows.spectra.take(indices)
-    lower, upper = (first - x) / scale, (last - x) / scale
+    lower, upper = (box_lower - x) / scale, (box_upper - x) / scale
     model = _BoxModels(
         spectra, g * scale * free, trials.sigma, torch.where(free, lower, 0.0), torch.where(free, upper, 0.0)
     )
-    start = s / scale
-    best = start.clamp(model.lower, model.upper)
+    initial_step = s / scale
+    best = initial_step.clamp(model.lower, model.upper)
     value = model.evaluate(best)
-    for candidate in (model.fixed_minimiser(start, trials.multiplier), model.cauchy_point()):
+    for candidate in (model.fixed_minimiser(initial_step, trials.multiplier), model.cauchy_point()):
         other = model.evaluate(candidate)
         better = other < value
         best, value = torch.where(better[:, None], candidate, best), torch.where(better, other, value)
-    trial = (x + (best * scale).to(x.dtype)).clamp(first, last)
-    trial = torch.where((best <= lower) & free, first, trial)
-    trial = torch.where((best >= upper) & free, last, trial)
+    trial = (x + (best * scale).to(x.dtype)).clamp(box_lower, box_upper)
+    trial = torch.where((best <= lower) & free, box_lower, trial)
+    trial = torch.where((best >= upper) & free, box_upper, trial)
     norm = torch.linalg.vector_norm(best, dim=1)
     fitted = replace(trials, x=trial, norm=norm, predicted=-value, truncated=torch.ones_like(trials.truncated))
     return rows.trial.put(indices, fitted)
@@ -101,13 +101,13 @@ class _BoxModels:
         curvature, cubic = (g * self.multiply(g)).sum(1), self._cubic_coefficient * square * square.sqrt()
         denominator = curvature + (curvature * curvature + 4.0 * cubic * square).sqrt()
         step_size = torch.where(denominator > 0.0, 2.0 * square / denominator, 1.0)
-        s, found = torch.zeros_like(g), torch.zeros_like(square, dtype=torch.bool)
+        s, is_done = torch.zeros_like(g), torch.zeros_like(square, dtype=torch.bool)
         for _ in range(MAX_MODEL_HALVINGS):
             trial = (-g * step_size[:, None]).clamp(self.lower, self.upper)
             enough = self.evaluate(trial) <= ARMIJO_FRACTION * (g * trial).sum(1).clamp(max=0.0)
-            s = torch.where((enough & ~found)[:, None], trial, s)
-            found = found | enough
-            if bool(found.all()):
+            s = torch.where((enough & ~is_done)[:, None], trial, s)
+            is_done = is_done | enough
+            if bool(is_done.all()):
                 break
             step_size = 0.5 * step_size
         return s

@@ -54,16 +54,16 @@ class CubicModels:
     def solve(self, sigma: Tensor) -> CubicSteps:
         """Minimise the models globally; in the hard case, the first component is positive."""
         largest = torch.maximum(torch.maximum(-self.values[0], self.values[-1]), sigma.sqrt() * _norm(self.c).sqrt())
-        unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
-        scale = unit / sigma
-        c, values = self.c / unit / scale, self.values / unit
+        magnitude = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+        scale = magnitude / sigma
+        c, values = self.c / magnitude / scale, self.values / magnitude
         mu_min = (-values[0]).clamp(min=0.0)
         t, y = _solve_secular(c, (values + mu_min).clamp(min=_TINY), mu_min)
         hard_case = (t == 0.0) & (mu_min > 0.0)
         mu = mu_min + t
-        norm, multiplier = scale * mu, unit * mu
+        norm, multiplier = scale * mu, magnitude * mu
         linear_term = (c * y).sum(0).abs()
-        decrease = (0.5 * unit * linear_term * scale + multiplier * norm * mu / 6.0) * scale
+        decrease = (0.5 * magnitude * linear_term * scale + multiplier * norm * mu / 6.0) * scale
         return CubicSteps((scale * y).T, norm, multiplier, decrease, hard_case)
 
     def exceed(self, sigma: Tensor, max_norm: Tensor) -> Tensor:

@@ -75,9 +75,9 @@ def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
     first_step = torch.maximum((2.0 * eps) ** 0.5 * f_scale, eps**0.5 * max_step)
     sign = torch.where(spectra.c[:, 0] > 0.0, -1.0, 1.0)
     best, below = x, value - eps * value.abs()
-    found = torch.zeros_like(part.sigma_unconfirmed)
+    has_lower = torch.zeros_like(part.sigma_unconfirmed)
     for side in (1.0, -1.0):
-        step, searching, lowered = first_step, ~found, torch.zeros_like(found)
+        step, searching, lowered = first_step, ~has_lower, torch.zeros_like(has_lower)
         while bool((searching & (step <= max_step)).any()):
             searching = searching & (step <= max_step)
             d = (spectra.vectors[:, :, 0] * (side * sign * step)[:, None] * part.scale).to(x.dtype)
@@ -90,6 +90,6 @@ def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
             searching = searching & (lower | ~lowered)
             lowered = lowered | lower
             step = 2.0 * step
-        found = found | lowered
-    kept = torch.nonzero(found & problem.evaluate(best, part.ids).is_finite()).reshape(-1)
+        has_lower = has_lower | lowered
+    kept = torch.nonzero(has_lower & problem.evaluate(best, part.ids).is_finite()).reshape(-1)
     return best[kept], indices[kept]

@@ -164,15 +164,21 @@ def minimize_many(
 def _rules_with(settings: Mapping[str, Any]) -> RowRules:
     """Return the rules of the default with settings of the caller; raise an error for one that rows do not have."""
     names = {item.name for item in fields(RowRules)}
-    known = inspect.signature(minimize_many).parameters.keys() - {"settings"}
+    parameters = inspect.signature(minimize_many).parameters.keys() - {"settings"}
     others = {name: value for name, value in settings.items() if name not in names}
-    reject_arguments("minimize_many", others, known | names)
+    reject_arguments("minimize_many", others, parameters | names)
     return RowRules.of(compose("sanc", "robust", settings)) if settings else ROBUST_RULES
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of a run of many rows as users pass them; `minimize_many` describes them."""
+    """Options of a run of many rows as users pass them.
+
+    Attributes
+    ----------
+    tol, max_iter, max_time, chunk_size, callback, progress, seed
+        As in `minimize_many`.
+    """
 
     tol: float | None = None
     max_iter: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from sanc.errors import ArgumentError, ArgumentTypeError, first_line
 from sanc.many import rules
 from sanc.many.cubic import CubicModels
 from sanc.many.lanczos import RowLanczos, certified_spectra, step_spectra
-from sanc.many.rows import RowPoints, RowProblem, Rows, RowScales, Spectra
+from sanc.many.rows import Group, RowPoints, RowProblem, Rows, RowScales, Spectra
 from sanc.many.rules import ROBUST_RULES, RowRules
 from sanc.many.spectra import decompose
 from sanc.minimisation.arguments import require_call
@@ -111,10 +111,10 @@ class RowFunction:
                 (g,) = torch.autograd.grad(self.fun(vmap(self.build)(point), *args).sum(), point, create_graph=True)
             return lambda v: torch.autograd.grad(g, point, v, retain_graph=True)[0]
 
-        def product(point: Tensor, v: Tensor, *more: Any) -> Tensor:
+        def product(point: Tensor, v: Tensor, *arguments: Any) -> Tensor:
             if self._forward:
-                return jvp(lambda z: grad(self._of_row)(z, *more), (point,), (v,))[1]  # type: ignore[no-any-return]
-            return vjp(lambda z: grad(self._of_row)(z, *more), point)[1](v)[0]  # type: ignore[no-any-return]
+                return jvp(lambda z: grad(self._of_row)(z, *arguments), (point,), (v,))[1]  # type: ignore[no-any-return]
+            return vjp(lambda z: grad(self._of_row)(z, *arguments), point)[1](v)[0]  # type: ignore[no-any-return]
 
         mapped = vmap(product, in_dims=(0, 0, *self.dims), randomness="different")
         return lambda v: mapped(x, v, *args).detach()
@@ -267,6 +267,19 @@ class FunctionProblem(RowProblem):
         return RowScales(rows.point, rows.scale, tol, (tol * unit).sqrt())
 
 
+@dataclass(frozen=True)
+class KrylovExtras(Group):
+    """Where curvature is certified.
+
+    Attributes
+    ----------
+    is_certifiable : Tensor
+        Whether the spectrum is that of a certificate, and not that of a step.
+    """
+
+    is_certifiable: Tensor
+
+
 class LargeFunctionProblem(FunctionProblem):
     """Functions of rows with too many variables for dense Hessians: steps are made in Krylov spaces.
 
@@ -278,14 +291,15 @@ class LargeFunctionProblem(FunctionProblem):
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g = self.function.gradients(x, ids)
         no_matrix = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
-        more = {"complete": torch.zeros(len(x), dtype=torch.bool, device=x.device)}
-        return RowPoints(x, value.double(), g.double(), no_matrix, more)
+        is_certifiable = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        return RowPoints(x, value.double(), g.double(), no_matrix, KrylovExtras(is_certifiable))
 
     def can_certify(self, rows: Rows) -> Tensor:
-        return rows.point.more["complete"]
+        is_certifiable: Tensor = rows.point.extras.is_certifiable
+        return is_certifiable
 
     def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
-        return replace(point, more={"complete": torch.ones_like(point.more["complete"])})
+        return replace(point, extras=KrylovExtras(torch.ones_like(point.extras.is_certifiable)))
 
     def spectra(self, rows: Rows) -> Spectra:
         x, g = rows.point.x, rows.point.g
@@ -294,10 +308,10 @@ class LargeFunctionProblem(FunctionProblem):
         def in_float64(v: Tensor) -> Tensor:
             return products(v.to(x.dtype)).double()
 
-        if bool(rows.point.more["complete"].all()):
+        if bool(rows.point.extras.is_certifiable.all()):
             # All rows have the same start vector, so that no row depends on the others.
-            start = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            process = RowLanczos(in_float64, start.to(x.device).expand(x.shape), self.eps)
+            start_vector = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            process = RowLanczos(in_float64, start_vector.to(x.device).expand(x.shape), self.eps)
             return certified_spectra(process, g, rows.curvature_tol, self.confidence, self.eps)
         process = RowLanczos(in_float64, g, self.eps)
         return step_spectra(process, self._relative_residuals(rows, process), x.shape[1])

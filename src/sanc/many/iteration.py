@@ -11,18 +11,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sanc.core.acceptance import DECIDING_REDUCTION, WORTHWHILE_GROWTH
-from sanc.core.bounded.bounds import Box
-from sanc.core.bounded.box_model import REPEATED_STEP_RATIO, SIGMA_INCREASE_FACTOR
-from sanc.core.escape import MAX_ESCAPE_HALVINGS
 from sanc.core.runs.stall import STALL_LIMIT
 from sanc.core.runs.status import Status
-from sanc.core.space import NEAR_ZERO, ROUNDING_ERRORS
+from sanc.core.space import ROUNDING_ERRORS
 from sanc.many import rules
-from sanc.many.algebra import multiply, norms_of
-from sanc.many.box import fit_steps
-from sanc.many.cubic import CubicModels
+from sanc.many.algebra import norms_of
+from sanc.many.decisions import (
+    RowDecisions,
+    decide_cubic_steps,
+    decide_escape_steps,
+    decide_longer_steps,
+    halve_escape_steps,
+)
 from sanc.many.endings import leave_saddles, rounding_of_gradients
+from sanc.many.proposals import RowProposals
 from sanc.many.rows import (
     CUBIC,
     ESCAPE,
@@ -30,16 +32,12 @@ from sanc.many.rows import (
     PENDING,
     RUNNING,
     WAITING,
-    Accepted,
     RowPoints,
     RowProblem,
     Rows,
     RowScales,
     RowTrials,
 )
-
-_HASH_FACTOR = 0x9E3779B97F4A7C15 - 2**64
-"""2⁶⁴ over the golden ratio, as a signed integer: the factor of Knuth's multiplicative hash."""
 
 
 class ManyIteration:
@@ -63,7 +61,7 @@ class ManyIteration:
     def __init__(self, problem: RowProblem, max_iter: float, max_trials: float, seed: int) -> None:
         self.problem, self.max_iter, self.max_trials = problem, max_iter, max_trials
         self.rules = problem.rules
-        self._seed = seed
+        self._proposals = RowProposals(problem, seed)
 
     def start(self, ids: Tensor, x: Tensor, lower: Tensor | None, upper: Tensor | None) -> Rows:
         """Return rows, evaluated at their starting points."""
@@ -79,149 +77,50 @@ class ManyIteration:
 
     def make_round(self, rows: Rows) -> None:
         """Evaluate a trial point of every row, and decide."""
-        self._propose_pending(rows)
+        self._proposals.propose_pending(rows)
         value, evaluated = self.problem.evaluate_trials(rows.trial.x, rows.ids)
         unbounded = self._is_unbounded(rows, rows.point.value, value)
         if unbounded is not None:
             value = torch.where(unbounded, -torch.inf, value)  # one such value is not trusted
         rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
-        accepted, rejected = self._accept_cubic_steps(rows, value, evaluated)
+        decisions = decide_cubic_steps(self.problem, rows, value, evaluated)
+        accepted = self._adopt(rows, decisions)
         if self.problem.tries_longer_steps and bool(was_longer.any()):
-            accepted = accepted | self._accept_longer_steps(rows, value, was_longer)
+            accepted = accepted | self._adopt(rows, decide_longer_steps(self.problem, rows, value, was_longer))
         has_escapes, stays = bool(was_escape.any()), torch.zeros_like(accepted)
         if has_escapes:
-            lower, stays = self._accept_escape_steps(rows, value, was_escape)
-            accepted = accepted | lower
-        rejected = rejected | self._move(rows, accepted, evaluated)
+            escapes = decide_escape_steps(rows, value, was_escape)
+            stays = self._halve(rows, was_escape & ~escapes.is_accepted)
+            accepted = accepted | self._adopt(rows, escapes)
+        rejected = self._move(rows, accepted, evaluated)
+        if decisions.rejected is not None:
+            rejected = rejected | decisions.rejected
         if has_escapes:
             self._stay(rows, stays)
         mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
         rows.trial = replace(rows.trial, mode=mode)
         self._end_at_limits(rows)
 
-    # Decisions about trial points.
-
-    def _accept_cubic_steps(self, rows: Rows, value: Tensor, evaluated: RowPoints | None) -> tuple[Tensor, Tensor]:
-        """Return which rows accept and which reject their cubic step; rows that try a longer step next do neither."""
-        is_cubic = rows.trial.mode == CUBIC
-        value_rounding = ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
-        actual = self._guarded_decrease(rows, rows.point.value - value, is_cubic, evaluated)
-        verdict = self.rules.classify(actual, rows.trial.predicted, value_rounding)
-        sigma = self.problem.after_trial(rows, verdict, actual, value_rounding)
-        accepted = is_cubic & (verdict != rules.UNSUCCESSFUL)
-        rejected = is_cubic & ~accepted
-        before, rows.accepted = rows.accepted, Accepted(rows.trial, value, sigma, verdict)
-        if self.problem.tries_longer_steps:  # rows that try a longer step keep the point that they have accepted
-            rows.accepted = rows.accepted.where(accepted, before)
-        rows.sigma = torch.where(rejected, sigma, rows.sigma)
-        if self.problem.tries_longer_steps:
-            rho = rules.ratio(actual, rows.trial.predicted, value_rounding)
-            longer = accepted & rows.sigma_unconfirmed & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
-            accepted = accepted & ~self._propose_longer(rows, longer)
-        return accepted, rejected
-
-    def _guarded_decrease(self, rows: Rows, actual: Tensor, is_cubic: Tensor, evaluated: RowPoints | None) -> Tensor:
-        """Return the decreases to use: within cancellation errors, a step that halves ‖g‖ counts as successful."""
-        eps, predicted = self.problem.eps, rows.trial.predicted
-        unsuccessful = (actual < self.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
-        if not bool(unsuccessful.any()):
-            return actual
-        length_scale = torch.maximum(rows.first_length_scale, rows.x_norm)
-        term_size = rules.largest_term(rows.point.value, rows.spectra.hessian_norm, length_scale, rows.unit_value)
-        below_cancellation = unsuccessful & rules.is_within_cancellation(actual, predicted, term_size, eps)
-        indices = torch.nonzero(below_cancellation).reshape(-1)
-        if len(indices) == 0:
-            return actual
-        trial = rows.trial.x[indices]
-        g = self.problem.gradients(trial, rows.ids[indices]) if evaluated is None else evaluated.g[indices]
-        g = g * rows.scale[indices]
-        rows.njev = rows.njev + below_cancellation
-        if rows.lower is not None and rows.upper is not None:
-            g = g * Box(rows.lower[indices], rows.upper[indices]).free(trial, g)
-        halved = torch.linalg.vector_norm(g, dim=1) <= DECIDING_REDUCTION * rows.grad_norm[indices]
-        return actual.index_copy(0, indices, torch.where(halved, predicted[indices], actual[indices]))
-
-    def _propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
-        """Set longer trial points among the rows `candidates`, and return the mask of the rows that have one."""
-        indices = torch.nonzero(candidates & (rows.trials <= self.rules.max_resolves)).reshape(-1)
-        proposed = torch.zeros_like(candidates)
-        if len(indices) == 0:
-            return proposed
-        longer = rows.take(indices)
-        longer.sigma = longer.accepted.sigma
-        self._propose(longer)
-        is_longer = (longer.trial.norm >= WORTHWHILE_GROWTH * longer.accepted.trial.norm) & (longer.trial.mode == CUBIC)
-        longer.trial = replace(longer.trial, mode=torch.full_like(longer.trial.mode, LONGER))
-        kept = torch.nonzero(is_longer).reshape(-1)
-        rows.set(indices[kept], longer.take(kept))
-        proposed[indices[kept]] = True
-        return proposed
-
-    def _accept_longer_steps(self, rows: Rows, value: Tensor, longer: Tensor) -> Tensor:
-        """Accept longer steps with a lower value; return the rows that do not try a further one."""
-        lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
-        actual = rows.point.value - value
-        zero = torch.zeros_like(actual)
-        verdict = self.rules.classify(actual, rows.trial.predicted, zero)
-        sigma = self.problem.after_trial(rows, verdict, actual, zero)
-        rows.accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(lower, rows.accepted)
-        rho = rules.ratio(actual, rows.trial.predicted, zero)
-        return longer & ~self._propose_longer(rows, lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma))
-
-    def _accept_escape_steps(self, rows: Rows, value: Tensor, escapes: Tensor) -> tuple[Tensor, Tensor]:
-        """Accept escape steps with a lower value, and halve the others; return the former, and the rows that stay."""
-        lower = escapes & (value > -torch.inf) & (value < rows.point.value)
-        verdict = torch.full_like(rows.accepted.verdict, rules.UNSUCCESSFUL)
-        rows.accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(lower, rows.accepted)
-        return lower, self._halve(rows, escapes & ~lower)
+    def _adopt(self, rows: Rows, decisions: RowDecisions) -> Tensor:
+        """Write decisions into the rows, and propose longer steps. Return the rows that move to accepted points."""
+        rows.accepted, rows.sigma = decisions.accepted, decisions.sigma
+        if decisions.gradients is not None:
+            rows.njev = rows.njev + decisions.gradients
+        if decisions.longer is None:
+            return decisions.is_accepted
+        return decisions.is_accepted & ~self._proposals.propose_longer(rows, decisions.longer)
 
     def _halve(self, rows: Rows, candidates: Tensor) -> Tensor:
-        """Halve the escape steps of some rows; return those whose steps are too short."""
-        rows.halvings = rows.halvings + candidates
-        x, trial = rows.point.x, rows.trial
-        halved = replace(trial, x=x + 0.5 * (trial.x - x), norm=0.5 * trial.norm)
-        rows.trial = halved.where(candidates, trial)
-        is_short = rows.trial.norm <= self.problem.eps * rows.x_norm.clamp(min=NEAR_ZERO)
-        return candidates & (is_short | (rows.halvings >= MAX_ESCAPE_HALVINGS))
-
-    def _propose_pending(self, rows: Rows) -> None:
-        """Propose the next steps of rows that begin an iteration or whose step was rejected."""
-        pending = rows.trial.mode == PENDING
-        count = int(pending.sum())
-        if count == 0:
-            return
-        last_trial, last_sigma, last_unconfirmed = rows.trial, rows.sigma, rows.sigma_unconfirmed
-        self._propose(rows)
-        if rows.lower is not None:
-            self._shorten(rows, pending & last_trial.truncated & (rows.trials > 0), last_trial.norm)
-        last = torch.nonzero(pending & (rows.trials > self.rules.max_resolves)).reshape(-1)
-        if len(last):
-            rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
-        if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
-            rows.trial = rows.trial.where(pending, last_trial)
-            rows.sigma = torch.where(pending, rows.sigma, last_sigma)
-            rows.sigma_unconfirmed = torch.where(pending, rows.sigma_unconfirmed, last_unconfirmed)
-
-    def _shorten(self, rows: Rows, was_truncated: Tensor, last_norm: Tensor) -> None:
-        """Raise σ where bounds determined a rejected step and its successor, until the latter is shorter."""
-        while bool(was_truncated.any()):
-            trial = rows.trial
-            repeated = was_truncated & trial.truncated & (trial.norm > REPEATED_STEP_RATIO * last_norm)
-            indices = torch.nonzero(repeated & (trial.mode == CUBIC) & (rows.sigma < self.rules.sigma_ceiling)).reshape(
-                -1
-            )
-            if len(indices) == 0:
-                break
-            too_long = rows.take(indices)
-            too_long.sigma = self.rules.bounded(SIGMA_INCREASE_FACTOR * too_long.sigma)
-            self._propose(too_long)
-            rows.set(indices, too_long)
+        """Halve the escape steps of some rows. Return those whose steps are too short, or were halved too often."""
+        halved = halve_escape_steps(self.problem, rows, candidates)
+        rows.trial, rows.halvings = halved.trial, halved.halvings
+        return halved.ended
 
     # Moves.
 
     def _move(self, rows: Rows, accepted: Tensor, evaluated: RowPoints | None) -> Tensor:
-        """Move rows to accepted points, begin their next iteration, and return those whose cubic step is rejected.
+        """Move rows to accepted points, and begin their next iteration. Return those whose cubic step is rejected.
 
         The points are evaluated unless the trial points have been. A step to a gradient that is not finite is rejected.
         """
@@ -266,7 +165,7 @@ class ManyIteration:
         self._enter(rows, before)
 
     def _reject(self, rows: Rows, indices: Tensor, failed_rows: Rows) -> Tensor:
-        """Reject steps to points with a gradient that is not finite; halve escape steps. Return the cubic ones."""
+        """Reject steps to points with a gradient that is not finite. Halve escape steps, and return the cubic ones."""
         nan = torch.full_like(failed_rows.point.value, torch.nan)
         escapes = failed_rows.accepted.trial.mode == ESCAPE
         failed_rows.trial = replace(failed_rows.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
@@ -430,73 +329,6 @@ class ManyIteration:
         rows.first_length_scale = torch.where(first, length_scale, rows.first_length_scale)
         rows.unit_cubic = torch.where(first, unit_cubic, rows.unit_cubic)
         rows.sigma = torch.where(first, self.problem.first_sigma(rows), rows.sigma)
-
-    # Proposals.
-
-    def _propose(self, rows: Rows) -> None:
-        """Set the cubic steps of all rows for their σ as trial points; escape steps where there is no cubic one.
-
-        The norm of the first step of an iteration is limited.
-        """
-        models = CubicModels(rows.spectra.values, rows.spectra.c)
-        is_first = rows.trials == 0
-        if bool(is_first.any()):
-            max_norm, always = self.problem.max_step_norm(rows)
-            sigma = self.rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
-            if self.problem.tries_longer_steps:
-                rows.sigma_unconfirmed = rows.sigma_unconfirmed | (sigma > rows.sigma)
-            rows.sigma = sigma
-        steps = models.solve(rows.sigma)
-        y = steps.y
-        if bool(steps.hard_case.any()):
-            y[:, 0] *= torch.where(steps.hard_case, self._signs(rows), 1.0)
-        s = multiply(rows.spectra.vectors, y) * rows.scale
-        rows.trial = RowTrials(
-            mode=torch.full_like(rows.trial.mode, CUBIC),
-            x=rows.point.x + s.to(rows.point.x.dtype),
-            sigma=rows.sigma,
-            norm=steps.norm,
-            predicted=steps.decrease,
-            multiplier=steps.multiplier,
-            truncated=torch.zeros_like(steps.hard_case),
-        )
-        if rows.lower is not None:
-            rows.trial = fit_steps(rows, s)
-        below = rows.trial.norm <= self.problem.eps * rows.x_norm
-        indices = torch.nonzero(below | ~(rows.trial.predicted > 0.0)).reshape(-1)
-        if len(indices):
-            escaping = rows.take(indices)
-            trial = escaping.trial
-            is_limited = (escaping.trials == 0) & (trial.multiplier > escaping.spectra.hessian_norm)
-            norm_ratio = torch.where(is_limited, trial.norm / (self.problem.eps**0.5 * escaping.x_norm), 1.0)
-            negligible = below[indices] & (trial.predicted > 0.0)
-            escaping.sigma = torch.where(
-                negligible, self.rules.after_negligible_step(escaping.sigma, norm_ratio), escaping.sigma
-            )
-            escaping.trial = self._escape_steps(escaping)
-            rows.set(indices, escaping)
-
-    def _escape_steps(self, rows: Rows) -> RowTrials:
-        """Return an escape step of all rows as trial point: along negative curvature or the gradient."""
-        spectra = rows.spectra
-        along, size = rules.choose_branch(spectra.ritz_value, spectra.hessian_norm, rows.grad_norm, rows.sigma)
-        v = spectra.vectors[:, :, 0]
-        g = multiply(spectra.vectors, spectra.c)
-        sign = -torch.sign(spectra.c[:, 0])
-        sign = torch.where(sign == 0.0, self._signs(rows), sign)
-        d = torch.where(along[:, None], v * (size * sign)[:, None], -g * size[:, None])
-        x = rows.point.x + (d * rows.scale).to(rows.point.x.dtype)
-        return replace(
-            rows.trial,
-            mode=torch.full_like(rows.trial.mode, ESCAPE),
-            x=x if rows.lower is None else x.clamp(rows.lower, rows.upper),
-            norm=torch.linalg.vector_norm(d, dim=1),
-        )
-
-    def _signs(self, rows: Rows) -> Tensor:
-        """Return a random sign for each row, a function of seed, row and iteration."""
-        hashed = (rows.ids + (rows.nit << 32) + self._seed) * _HASH_FACTOR  # modulo 2⁶⁴
-        return 1.0 - 2.0 * (hashed < 0).double()
 
 
 def _without_failed(point: RowPoints, failed: Tensor) -> RowPoints:

@@ -38,7 +38,7 @@ class RowLanczos:
     ----------
     products : callable
         Maps a vector of each row to its product with the Hessian, in float64.
-    start : Tensor
+    start_vectors : Tensor
         The start vectors.
     eps : float
         Machine epsilon of the products.
@@ -46,18 +46,18 @@ class RowLanczos:
     Attributes
     ----------
     start_norm : Tensor
-        ‖start‖ of each row.
+        The norm of the start vector of each row.
     basis : Tensor
         q_1, q_2, … of each row, along its second dimension.
     alpha, beta : list of Tensor
         α_j and β_j of all rows, by iteration.
     """
 
-    def __init__(self, products: Callable[[Tensor], Tensor], start: Tensor, eps: float) -> None:
+    def __init__(self, products: Callable[[Tensor], Tensor], start_vectors: Tensor, eps: float) -> None:
         self._products, self._eps = products, eps
-        norm = torch.linalg.vector_norm(start, dim=1)
+        norm = torch.linalg.vector_norm(start_vectors, dim=1)
         self.start_norm: Tensor = norm
-        self.basis = _normalised(start, norm)[:, None, :]
+        self.basis = _normalised(start_vectors, norm)[:, None, :]
         self.alpha: list[Tensor] = []
         self.beta: list[Tensor] = []
         self._size = torch.zeros_like(norm)

@@ -168,14 +168,14 @@ class ManyResult:
         fun, success = torch.as_tensor(self.fun).cpu(), torch.as_tensor(self.success).cpu()
         order = torch.argsort(fun, stable=True)
         points, pending = self.flat.cpu(), order[success[order]]
-        found = []
+        minima = []
         while len(pending):
             row = int(pending[0])
             scale = max(1.0, float(points[row].norm()))
             near = torch.linalg.vector_norm(points[pending] - points[row], dim=1) <= distance * scale
             rows, pending = pending[near].sort().values, pending[~near]
-            found.append(RowMinimum(_row_of(self.x, row), float(fun[row]), row, rows, self.certificate(row)))
-        return found
+            minima.append(RowMinimum(_row_of(self.x, row), float(fun[row]), row, rows, self.certificate(row)))
+        return minima
 
     def __repr__(self) -> str:
         count, status = len(self), np.asarray(torch.as_tensor(self.status).cpu())

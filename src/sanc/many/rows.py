@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,22 +23,23 @@ AnyGroup = TypeVar("AnyGroup", bound="Group")
 class Group:
     """Tensors of one purpose, each with an entry, vector or matrix for each row.
 
-    Subclasses are dataclasses, whose fields may also be groups or dicts of tensors.
+    Subclasses are dataclasses, whose fields may also be groups or None.
     """
 
     def take(self: AnyGroup, indices: Tensor) -> AnyGroup:
         """Return some of the rows, as copies."""
         return self._mapped(_once(lambda entry: entry.index_select(0, indices)))
 
-    def put(self: AnyGroup, indices: Tensor, others: AnyGroup, taken: AnyGroup | None = None) -> AnyGroup:
+    def put(self: AnyGroup, indices: Tensor, others: AnyGroup, unchanged: AnyGroup | None = None) -> AnyGroup:
         """Return the rows with some of them replaced by others.
 
-        Where `others` still have a tensor of `taken`, the same rows before they changed, it is not copied.
+        `unchanged` are the rows that were taken at these indices before they changed. A tensor that `others` still
+        share with them is not copied: if only σ has changed, only σ is copied.
         """
         return self._mapped(
             _once(lambda entry, other, old: entry if other is old else entry.index_copy(0, indices, other)),
             others,
-            self if taken is None else taken,
+            self if unchanged is None else unchanged,
         )
 
     def join(self: AnyGroup, *others: AnyGroup) -> AnyGroup:
@@ -55,34 +56,31 @@ class Group:
     def _mapped(self: AnyGroup, function: Callable[..., Tensor], *others: AnyGroup) -> AnyGroup:
         """Return a group of the results of a function of the tensors with the same name in several groups."""
         columns = zip(vars(self).items(), *(vars(other).values() for other in others), strict=True)
-        return type(self)(**{name: _applied(function, entry, *more) for (name, entry), *more in columns})
+        return type(self)(**{name: _applied(function, entry, *entries) for (name, entry), *entries in columns})
 
 
 def _once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function that is computed once for the same tensors: tensors that groups share stay shared.
 
-    The tensors live as long as the groups, so that no two of them have the same `id`.
+    For example, `rows.accepted.trial.x` may be the tensor `rows.trial.x`. `take` then selects rows from it once, and
+    both names have the one result. The tensors live as long as the groups, so that no two of them have the same `id`.
     """
-    known: dict[tuple[int, ...], Tensor] = {}
+    results: dict[tuple[int, ...], Tensor] = {}
 
     def computed(*entries: Tensor) -> Tensor:
-        key = tuple(map(id, entries))
-        if key not in known:
-            known[key] = function(*entries)
-        return known[key]
+        identities = tuple(map(id, entries))
+        if identities not in results:
+            results[identities] = function(*entries)
+        return results[identities]
 
     return computed
 
 
 def _applied(function: Callable[..., Tensor], entry: Any, *others: Any) -> Any:
-    """Apply a function to tensors, or to all tensors in dicts or groups."""
-    if isinstance(entry, Tensor):
-        return function(entry, *others)
+    """Apply a function to tensors, or to all tensors of groups; None stays None."""
     if isinstance(entry, Group):
         return entry._mapped(function, *others)
-    if entry is None:
-        return None
-    return {name: function(part, *(other[name] for other in others)) for name, part in entry.items()}
+    return None if entry is None else function(entry, *others)
 
 
 def _like(chosen: Tensor, entry: Tensor) -> Tensor:
@@ -104,15 +102,15 @@ class RowPoints(Group):
         The gradients.
     matrix : Tensor
         The Hessians, or the matrices of the model.
-    more : dict of Tensor
-        What the problem needs later.
+    extras : Group or None
+        What else the problem evaluates at points and needs later; None: nothing.
     """
 
     x: Tensor
     value: Tensor
     g: Tensor
     matrix: Tensor
-    more: dict[str, Tensor] = field(default_factory=dict)
+    extras: Any = None
 
     def is_finite(self) -> Tensor:
         """Return where all numbers are finite."""
@@ -122,9 +120,16 @@ class RowPoints(Group):
 
 @dataclass(frozen=True)
 class Spectra(Group):
-    """Eigenvalues of the curvature of free variables, eigenvectors as columns, and the gradients in their bases.
+    """The spectra of the curvature of free variables.
 
-    `lambda_error` is the rounding error of eigenvalues. In Krylov spaces it bounds the smallest one, or is infinite.
+    Attributes
+    ----------
+    values, vectors : Tensor
+        The eigenvalues, ascending, and the eigenvectors as columns.
+    c : Tensor
+        The gradients in the bases of the eigenvectors.
+    lambda_error : Tensor
+        The rounding errors of the eigenvalues. In Krylov spaces they bound those of the smallest ones, or are infinite.
     """
 
     values: Tensor
@@ -177,9 +182,18 @@ class RowTrials(Group):
 
 @dataclass(frozen=True)
 class Accepted(Group):
-    """The trial points that are accepted in an iteration so far, with their values, and σ of the next iteration.
+    """The trial points that are accepted in an iteration so far.
 
-    `verdict` is the class of the first accepted step of the iteration.
+    Attributes
+    ----------
+    trial : RowTrials
+        The trial points.
+    value : Tensor
+        Their values.
+    sigma : Tensor
+        σ of the next iteration.
+    verdict : Tensor
+        The class of the first accepted step of the iteration.
     """
 
     trial: RowTrials
@@ -195,7 +209,7 @@ class RowScales:
     Attributes
     ----------
     point : RowPoints
-        The points, whose `matrix` and `more` the problem may have completed.
+        The points, whose `matrix` and `extras` the problem may have completed.
     scale : Tensor
         Units of the variables.
     tol, curvature_tol : Tensor
@@ -215,7 +229,7 @@ class RowScales:
 
 @dataclass
 class Rows(Group):
-    """The rows that have not ended. Only `ManyIteration` and `RowRun` change them.
+    """The rows that have not ended. Only `ManyIteration`, its `RowProposals` and `RowRun` change them.
 
     Attributes
     ----------
@@ -329,9 +343,9 @@ class Rows(Group):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def set(self, indices: Tensor, others: Rows, taken: Rows | None = None) -> None:
+    def set(self, indices: Tensor, others: Rows, unchanged: Rows | None = None) -> None:
         """Replace some of the rows, in place, as `put` does."""
-        changed = self.put(indices, others, taken)
+        changed = self.put(indices, others, unchanged)
         for item in fields(self):
             setattr(self, item.name, getattr(changed, item.name))
 
@@ -362,7 +376,7 @@ class RowProblem:
     confidence : float
         Probability with which the bound of the smallest eigenvalue holds.
     outputs : tuple of str
-        Names of what the run keeps of `RowPoints.more`.
+        Names of what the run keeps of `RowPoints.extras`.
     rules : RowRules
         The decisions that depend on settings of the method.
     """

@@ -51,7 +51,19 @@ def is_within_cancellation(actual: Tensor, predicted: Tensor, term_size: Tensor,
 
 @dataclass(frozen=True, slots=True)
 class Rays:
-    """The models along steps, as `sanc.core.sigma.Ray`; `valid` where σ‖s‖³ neither underflows nor overflows."""
+    """The models along steps, as `sanc.core.sigma.Ray`.
+
+    Attributes
+    ----------
+    sigma : Tensor
+        σ.
+    norm_cubed : Tensor
+        ‖s‖³.
+    derivative_ratio : Tensor
+        −gᵀs/(σ‖s‖³).
+    valid : Tensor
+        Where σ‖s‖³ neither underflows nor overflows.
+    """
 
     sigma: Tensor
     norm_cubed: Tensor
@@ -136,8 +148,14 @@ def update_stall(
 class RowRules:
     """The rules with settings, which are those of the pieces of a method by the same names.
 
-    `first_radius` and `max_resolves` are settings of the cubic model, `eta1` and `eta2` of the ratio test, and the
-    others of the update of σ.
+    Attributes
+    ----------
+    eta1, eta2 : float
+        Settings of the ratio test.
+    first_radius, max_resolves : float, int
+        Settings of the cubic model; a `first_radius` of None is infinite here.
+    sigma_floor, sigma_ceiling, gamma : float
+        Settings of the update of σ.
     """
 
     eta1: float
@@ -215,8 +233,10 @@ class RowRules:
         The step was made with `tried_sigma`.
         """
         ray = Rays.from_steps(tried_sigma, predicted, norm)
-        start = ray.derivative
-        t_zero = torch.where(end_derivative > start, start / (start - end_derivative), torch.inf)
+        start_derivative = ray.derivative
+        t_zero = torch.where(
+            end_derivative > start_derivative, start_derivative / (start_derivative - end_derivative), torch.inf
+        )
         lowered = self.bounded(torch.minimum(sigma, ray.sigma_for(t_zero.clamp(max=MAX_GROWTH_FACTOR))))
         return torch.where(ray.valid & (end_derivative < 0.0), lowered, sigma)
 

@@ -212,9 +212,9 @@ class RowRun:
         rows, newly_waiting = self._without_ended(rows)
         waiting = waiting + newly_waiting
         if waiting and _length(*waiting) >= min(_WAITING_PER_ACTIVE * len(rows), self.limits.chunk_size):
-            tested = _joined(waiting)
-            iteration.certify(tested)
-            return _joined([rows, tested]), []
+            certified = _joined(waiting)
+            iteration.certify(certified)
+            return _joined([rows, certified]), []
         if len(rows):
             iteration.make_round(rows)
             self.rounds += 1
@@ -243,7 +243,7 @@ class RowRun:
         if len(ended):
             results = {name: getattr(rows, name)[ended] for name in _OUTPUTS}
             results |= {name: getattr(rows.point, name)[ended] for name in ("x", "value", "g")}
-            results |= {name: rows.point.more[name][ended] for name in self.problem.outputs}
+            results |= {name: getattr(rows.point.extras, name)[ended] for name in self.problem.outputs}
             spectra = rows.spectra
             results |= {"lambda_min": spectra.ritz_value[ended], "lambda_error": spectra.lambda_error[ended]}
             self._write(rows.ids[ended], results)
@@ -261,11 +261,11 @@ class RowRun:
     def _write(self, ids: Tensor, results: dict[str, Tensor]) -> None:
         """Write the results of some rows."""
         for name, result in results.items():
-            known = self.outputs.get(name, result[:0])
-            if len(known) < self._count:
-                known = torch.cat([known, result.new_zeros((self._count - len(known), *result.shape[1:]))])
-                self.outputs[name] = known
-            known[ids] = result
+            output = self.outputs.get(name, result[:0])
+            if len(output) < self._count:
+                output = torch.cat([output, result.new_zeros((self._count - len(output), *result.shape[1:]))])
+                self.outputs[name] = output
+            output[ids] = result
 
     def _write_pending(self, ids: Tensor, x0: Tensor, status: Status) -> None:
         """Write the results of rows that never began."""

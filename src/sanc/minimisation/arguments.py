@@ -20,17 +20,17 @@ _REPLACEMENTS: Mapping[str, tuple[str, ...]] = {
 """Names that other minimisers have, and the arguments that replace them: the first of these that a function has."""
 
 
-def reject_arguments(function: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise an error for the first of `given` that is not one of the arguments `known` of a function."""
+def reject_arguments(function: str, given: Mapping[str, Any], parameters: Collection[str]) -> None:
+    """Raise an error for the first of `given` that is not one of the `parameters` of a function."""
     for name, value in given.items():
-        if name in known:
+        if name in parameters:
             continue
-        replacements = [other for other in _REPLACEMENTS.get(name, ()) if other in known]
+        replacements = [other for other in _REPLACEMENTS.get(name, ()) if other in parameters]
         remedy = f"leave it out, or find the argument in help(sanc.{function})."
         if replacements:
             remedy = f"pass {replacements[0]}."
         elif name not in _REPLACEMENTS:
-            remedy = nearest(name, known, remedy)
+            remedy = nearest(name, parameters, remedy)
         raise ArgumentError(f"{name} = {shown(value)} is not an argument of {function}: {remedy}")
 
 

@@ -16,7 +16,8 @@ import torch
 from sanc.errors import ArgumentError
 from sanc.ranks.group import Ranks, digest
 from sanc.ranks.oracle import Evaluation, average
-from sanc.sums.linear import Array, FiniteSum, LinearSum
+from sanc.sums.checks import Array
+from sanc.sums.linear import FiniteSum, LinearSum
 
 
 class SharedSum(FiniteSum):

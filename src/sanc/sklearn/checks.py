@@ -12,7 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from sanc.errors import ArgumentError, ArgumentTypeError, nearest, require, shown
-from sanc.sums.linear import checked_weights
+from sanc.sums.checks import checked_weights
 
 FEATURE_FORMAT: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 """The forms of X that are used as they are, as options of scikit-learn's checks."""
@@ -42,15 +42,15 @@ def names_unknown_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     The signature stays as it is, since scikit-learn reads the parameters of an estimator from it.
     """
-    known = inspect.signature(function).parameters.keys() - {"self"}
+    parameters = inspect.signature(function).parameters.keys() - {"self"}
     owner, _, _ = function.__qualname__.partition(".")
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name, value in kwargs.items():
-            if name not in known:
-                remedy = f"{_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else nearest(name, known)
-                if name == "C" and "Cs" in known:
+            if name not in parameters:
+                remedy = f"{_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else nearest(name, parameters)
+                if name == "C" and "Cs" in parameters:
                     remedy = "pass Cs, the values of C, or use LogisticRegression."
                 raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {owner}: {remedy}")
         return function(*args, **kwargs)

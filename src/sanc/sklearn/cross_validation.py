@@ -194,11 +194,11 @@ class LogisticRegressionCV(LogisticRegression):
         """Return the mean held-out loss of the folds, with one C for all features."""
         wide = X.astype(np.float64, copy=False)
 
-        def build(fold: int, strengths: Any) -> tuple[LinearSum, LinearSum]:
+        def build(fold: int, inverse_C: Any) -> tuple[LinearSum, LinearSum]:
             kept, left_out = folds[fold]
             inner = None if sample_weight is None else sample_weight[kept]
             outer = None if sample_weight is None else sample_weight[left_out]
-            fitted = self._group_sum(wide[kept], codes[kept], inner, strengths)
+            fitted = self._group_sum(wide[kept], codes[kept], inner, inverse_C)
             return fitted, self._plain_sum(wide[left_out], codes[left_out], "none", 0.0, outer)
 
         one_group = np.zeros(X.shape[1], np.intp)
@@ -257,10 +257,10 @@ class LogisticRegressionCV(LogisticRegression):
                 )
         return folds
 
-    def _group_sum(self, X: Any, codes: Any, sample_weight: Any, strengths: Any) -> LinearSum:
-        """Return the sum to minimise with one strength for each feature, in float64."""
+    def _group_sum(self, X: Any, codes: Any, sample_weight: Any, inverse_C: Any) -> LinearSum:
+        """Return the sum to minimise with one value of 1/C for each feature, in float64."""
         weights = row_weights(sample_weight, self.class_weight, self.classes_, codes)
-        return self._plain_sum(X, codes, "l2", strengths / total_weight(weights, len(codes)), weights)
+        return self._plain_sum(X, codes, "l2", inverse_C / total_weight(weights, len(codes)), weights)
 
     def _warn_of_search(self, choice: Choice, values: Any, active: Any, labels: Any) -> None:
         """Warn of a search that did not converge, and of limits of C that it reached."""

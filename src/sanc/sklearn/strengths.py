@@ -24,10 +24,11 @@ from scipy.linalg import cho_factor, cho_solve
 from sanc.core.space import Space
 from sanc.implicit.linear_systems import RitzSpace, solve
 from sanc.minimisation import minimize
-from sanc.sums.linear import Array, LinearSum
+from sanc.sums.checks import Array
+from sanc.sums.linear import LinearSum
 
 Build = Callable[[int, Array], tuple[LinearSum, LinearSum]]
-"""Returns the penalised sum of a fold, given e^(−t) of each feature, and the sum of the rows that it leaves out."""
+"""Returns the penalised sum of a fold, given 1/C = e^(−t) of each feature, and the sum of the other rows."""
 
 _MAX_CHOLESKY_DIM = 2000
 """Variables up to which the Hessian of a dense X is formed; its Cholesky decomposition then takes a second."""
@@ -54,7 +55,17 @@ _MAX_BLOCK_ENTRIES = 1 << 22
 
 @dataclass(slots=True, eq=False)
 class _System:
-    """The sums of a fit, u ↦ H⁻¹u there, and the solution v of H v = ∇V."""
+    """The linear systems of a fit.
+
+    Attributes
+    ----------
+    problem, left_out : LinearSum
+        The penalised sum of the fold, and the sum of the rows that it leaves out.
+    solve : callable
+        u ↦ H⁻¹u.
+    adjoint : array
+        The solution v of H v = ∇V.
+    """
 
     problem: LinearSum
     left_out: LinearSum
@@ -64,7 +75,23 @@ class _System:
 
 @dataclass(slots=True, eq=False)
 class _Fit:
-    """The coefficients w of one fold, or where its fit starts; `changes` is dw/dt once that is known."""
+    """The fit of one fold.
+
+    Attributes
+    ----------
+    w : array or None
+        The coefficients; before the fit, those at which it starts; None: at zero.
+    iterations : int
+        Iterations so far.
+    loss : float
+        The held-out loss.
+    converged : bool
+        Whether the fit converged, and its linear systems were solved where that was tried.
+    system : _System or None
+        Its linear systems; None: they were not formed, or were dropped to save memory.
+    changes : array or None
+        dw/dt, a row for each group, once it was computed.
+    """
 
     w: Array | None
     iterations: int = 0
@@ -112,8 +139,8 @@ class HeldOutEvaluation:
         """Whether all fits converged, and their linear systems were solved where that was tried."""
         return all(fit.converged for fit in self.fits)
 
-    def start(self, fold: int, t: Array) -> Array | None:
-        """Return where a fit at t starts: at the coefficients here, moved along their derivatives if t is near."""
+    def initial_coefficients(self, fold: int, t: Array) -> Array | None:
+        """Return where a fit at t starts: the coefficients here, moved along their derivatives if t is near."""
         fit, change = self.fits[fold], t - self.t
         if fit.w is None or fit.changes is None or np.abs(change).max() > _MAX_LOG_CHANGE:
             return fit.w
@@ -135,7 +162,7 @@ class HeldOutLoss:
     Parameters
     ----------
     build : callable
-        ``build(fold, strengths)`` returns the sums of a fold, in float64.
+        ``build(fold, inverse_C)`` returns the sums of a fold, in float64.
     folds : int
         Number of folds.
     groups : array of int, shape (d,)
@@ -158,10 +185,10 @@ class HeldOutLoss:
     def evaluate(self, t: Array, *, survey: bool = False) -> HeldOutEvaluation:
         """Return the fits for t, made or stored; with `survey`, fits without derivatives suffice."""
         t = np.array(t, np.float64)
-        evaluation = next((known for known in reversed(self.evaluations) if np.array_equal(known.t, t)), None)
+        evaluation = next((stored for stored in reversed(self.evaluations) if np.array_equal(stored.t, t)), None)
         if evaluation is None:
-            nearest = min(self.evaluations, key=lambda known: float(np.abs(known.t - t).max()), default=None)
-            starts = [None if nearest is None else nearest.start(fold, t) for fold in range(self._folds)]
+            nearest = min(self.evaluations, key=lambda stored: float(np.abs(stored.t - t).max()), default=None)
+            starts = [None if nearest is None else nearest.initial_coefficients(fold, t) for fold in range(self._folds)]
             evaluation = HeldOutEvaluation(t, [_Fit(start) for start in starts])
             self.evaluations.append(evaluation)
             for old in self.evaluations[:-2]:  # coefficients of all points are kept, but matrices of two
@@ -240,7 +267,7 @@ class HeldOutLoss:
         return rows.reshape(len(rows), -1)
 
     def _fold_gradient(self, fold: int, evaluation: HeldOutEvaluation) -> Array:
-        """Return the gradient of the held-out loss of one fold with respect to the strengths."""
+        """Return the gradient dV/dt of the held-out loss of one fold."""
         w, system = self._system(fold, evaluation)
         gradient: Array = self._strengths(system.problem) @ (w * system.adjoint)
         return gradient
@@ -303,11 +330,11 @@ def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
             return None
         return lambda u: np.asarray(cho_solve(factor, u))
     product, space = problem.hessian(w), Space(problem.dim, torch.float64, torch.device("cpu"))
-    nothing_known = RitzSpace(np.zeros(0))
+    no_pairs = RitzSpace(np.zeros(0))
 
     def solution(u: Array) -> Array:
         linear_solution = solve(
-            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, nothing_known, lower=0.0,
+            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, no_pairs, lower=0.0,
             rtol=_LINEAR_SYSTEM_TOLERANCE,
         )  # fmt: skip
         is_solved = linear_solution.residual <= math.sqrt(_LINEAR_SYSTEM_TOLERANCE) * float(np.linalg.norm(u))

@@ -7,20 +7,16 @@ dense X, which may be a memory map, is read in blocks of rows that fit the cache
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Never, TypeAlias
+from typing import Any, Never
 
 import numpy as np
-import numpy.typing as npt
-import scipy.sparse
 
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, one_of, require, require_not_negative, shown
-
-Array: TypeAlias = npt.NDArray[Any]
-PenaltyKind = Literal["nonconvex", "l2", "none"]
+from sanc.errors import ArgumentError, shown
+from sanc.sums.checks import Array, checked_labels, checked_matrix, checked_weights, reject_others
+from sanc.sums.penalty import Penalty, PenaltyKind
 
 _CACHE_BLOCK = 1 << 22
 """Bytes of a block of a dense X: 4 MiB fit the second- or third-level cache, since a Hessian product reads each block
@@ -85,15 +81,6 @@ class FiniteSum(ABC):
     def hessian_matrix(self, w: Array) -> Array | None:
         """Return ∇²f(w) as a float64 matrix if it costs less than the products of an iteration; None otherwise."""
         return None
-
-
-_SUM_REMEDIES = {
-    "C": "pass strength = 1 / (C · n) for n rows, or use sanc.sklearn.",
-    **dict.fromkeys(("alpha", "lam", "lambda_", "l2", "reg"), "pass strength."),
-    "fit_intercept": "pass intercept.",
-    "sample_weight": "pass weights.",
-}
-"""Arguments of other libraries, and what to pass instead."""
 
 
 class LinearSum(FiniteSum):
@@ -165,11 +152,11 @@ class LinearSum(FiniteSum):
         **others: Never,
     ) -> None:
         reject_others(type(self), others)
-        self.X = _matrix(X)
+        self.X = checked_matrix(X)
         self.n, self.features = self.X.shape
         self.penalty = Penalty(penalty, strength, self.features)
         self.dtype = self.X.dtype
-        self.y = self.labels(_vector(y, self.n))
+        self.y = self.labels(checked_labels(y, self.n))
         self.weights = None
         if weights is not None:  # scaled to mean 1, so that a subset can use its weights unchanged
             weights = checked_weights("weights", weights, self.n)
@@ -388,104 +375,19 @@ class LinearSum(FiniteSum):
 
 @dataclass(slots=True, eq=False)
 class _Point:
-    """A point w with its margins, and f(w) and ∇f(w) once they are computed."""
+    """A point with its margins.
+
+    Attributes
+    ----------
+    w : array
+        The point.
+    margins : array
+        Xw.
+    value, gradient : float or None, array or None
+        f(w) and ∇f(w), once they were computed.
+    """
 
     w: Array
     margins: Array
     value: float | None = None
     gradient: Array | None = None
-
-
-class Penalty:
-    """The penalty λ Σ w²/(1+w²) or (λ/2)‖w‖², with its gradient and the diagonal of its Hessian.
-
-    λ is a number, or an array with one entry for each feature.
-    """
-
-    def __init__(self, kind: PenaltyKind, strength: float | Array, features: int) -> None:
-        one_of("penalty", kind, ("nonconvex", "l2", "none"))
-        self.varies = np.ndim(strength) > 0
-        if not self.varies:
-            require_not_negative("strength", strength)
-        self.strength: Any = _strengths(strength, features) if self.varies else float(strength)
-        self.kind = kind if np.any(self.strength > 0) else "none"
-
-    def value(self, w: Array) -> float:
-        """Return the penalty at w."""
-        if self.kind == "nonconvex":
-            square = w * w
-            if self.varies:
-                return float((self.strength * (square / (1 + square))).sum())
-            return self.strength * float((square / (1 + square)).sum())  # type: ignore[no-any-return]
-        if self.kind == "l2" and self.varies:
-            return 0.5 * float(np.vdot(w, self.strength * w))
-        return 0.5 * self.strength * float(np.vdot(w, w)) if self.kind == "l2" else 0.0
-
-    def gradient(self, w: Array) -> Any:
-        """Return its gradient at w, or 0."""
-        if self.kind == "nonconvex":
-            return (2 * self.strength) * w / (1 + w * w) ** 2
-        return self.strength * w if self.kind == "l2" else 0.0
-
-    def second_derivatives(self, w: Array) -> Any:
-        """Return the diagonal of its Hessian at w, or what broadcasts to it."""
-        if self.kind == "nonconvex":
-            square = w * w
-            return (2 * self.strength) * (1 - 3 * square) / (1 + square) ** 3
-        return self.strength if self.kind == "l2" else 0.0
-
-
-def _strengths(strength: Any, features: int) -> Array:
-    """Return one strength for each feature, after checks."""
-    values: Array = np.asarray(strength, np.float64)
-    if values.shape != (features,):
-        raise ArgumentError(
-            f"strength has shape {values.shape} and X has {features} columns: pass a number, or one for each column."
-        )
-    is_valid = bool(np.isfinite(values).all()) and values.min() >= 0
-    require(is_valid, "strength", strength, "pass finite numbers ≥ 0")
-    return values
-
-
-def _matrix(X: Any) -> Any:
-    """Return X as a dense or CSR matrix of float32 or float64, after checks."""
-    X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X)
-    if X.ndim != 2 or 0 in X.shape:
-        raise ArgumentError(f"X has shape {X.shape}: pass a matrix with at least one row and one column.")
-    if not np.issubdtype(X.dtype, np.number) or np.iscomplexobj(X):
-        raise ArgumentTypeError(f"X holds {X.dtype}: pass real numbers.")
-    if X.dtype not in (np.float32, np.float64):
-        X = X.astype(np.float64)
-    entries = X.data if scipy.sparse.issparse(X) else X
-    bad = entries.size - np.count_nonzero(np.isfinite(entries))
-    if bad:
-        raise ArgumentError(f"X holds {bad} entries that are NaN or infinite: remove or impute them.")
-    return X
-
-
-def _vector(labels: Any, n: int) -> Array:
-    """Return the labels as a vector of n numbers, after checks."""
-    y: Array = np.asarray(labels)
-    if y.ndim != 1 or len(y) != n:
-        raise ArgumentError(f"y has shape {y.shape} and X has {n} rows: pass one label for each row.")
-    if not (np.issubdtype(y.dtype, np.number) or y.dtype == bool) or not np.all(np.isfinite(y)):
-        raise ArgumentError(f"y holds {y.dtype} labels that are not finite numbers: encode them as numbers.")
-    return y
-
-
-def reject_others(problem: type, others: Mapping[str, Any]) -> None:
-    """Raise an error, with a remedy, for the first of the arguments that a sum does not have."""
-    for name, value in others.items():
-        known = inspect.signature(problem).parameters.keys() - {"others"}
-        remedy = _SUM_REMEDIES.get(name) or nearest(name, known)
-        raise ArgumentTypeError(f"{name} = {shown(value)} is not an argument of {problem.__name__}: {remedy}")
-
-
-def checked_weights(name: str, weights: Any, n: int) -> Array:
-    """Return the weights of n rows as float64, or raise an `ArgumentError` that names the argument `name`."""
-    s: Array = np.asarray(weights, np.float64)
-    if s.shape != (n,):
-        raise ArgumentError(f"{name} has shape {s.shape} and X has {n} rows: pass one weight for each row.")
-    fits = bool(np.isfinite(s).all()) and s.min() >= 0 and s.max() > 0
-    require(fits, name, weights, "pass finite numbers ≥ 0 that are not all zero")
-    return s

@@ -10,7 +10,9 @@ from typing import Any, Never
 import numpy as np
 
 from sanc.errors import ArgumentError, require_integer, require_not_negative, shown
-from sanc.sums.linear import Array, LinearSum, PenaltyKind, reject_others
+from sanc.sums.checks import Array, reject_others
+from sanc.sums.linear import LinearSum
+from sanc.sums.penalty import PenaltyKind
 
 __all__ = ["Logistic", "NonconvexSVM", "Softmax"]
 
