@@ -18,8 +18,8 @@ def tolerable_noise(run: Run) -> float:
     still predict steps to a minimum, but no value confirms them. Differenced gradients are as noisy as the values. A
     run tolerates noise only once.
     """
-    oracle, value = run.oracle, run.oracle.gradient(run.x)[0]
+    oracle = run.oracle
     if run.step_monitor.noise_tolerated or oracle.differenced_gradient or not run.has_measured_sigma:
         return 0.0
-    noise = consistency.measure_noise(oracle, run.x, run.first_length_scale)
+    noise, value = consistency.measure_noise(oracle, run.x, run.first_length_scale), oracle.gradient(run.x)[0]
     return noise if noise <= _MAX_NOISE_FRACTION * (run.first_value - value) < math.inf else 0.0
