@@ -493,6 +493,26 @@ def test_sections_of_docstrings_are_complete():
     assert complete > 150
 
 
+MAX_UNDOCUMENTED_FIELDS = 3
+
+
+def test_classes_of_many_fields_describe_them():
+    """A dataclass or named tuple with more fields than that has a section of attributes or parameters."""
+    described = 0
+    for path in modules():
+        for node in nodes(path):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            kinds = " ".join(map(ast.unparse, [*node.decorator_list, *node.bases]))
+            if (
+                re.search(r"\b(?:dataclass|NamedTuple)\b", kinds)
+                and len(public_members(node)) > MAX_UNDOCUMENTED_FIELDS
+            ):
+                assert documented_names(ast.get_docstring(node) or ""), f"{path}:{node.lineno}: {node.name}"
+                described += 1
+    assert described > 60
+
+
 def names_in(path):
     """Names that a file assigns, as variables, attributes, arguments, functions and classes, with their lines."""
     for node in nodes(path):

@@ -80,7 +80,7 @@ def test_verdicts_account_for_the_number_of_tests():
 def test_runs_that_miss_the_level_are_compared_by_sign(tmp_path):
     claim = claims.Claim("a", "b", "c", "d", None)
     test = claims._fewer(claim, [(1.0, np.inf)] * 5 + [(np.inf, np.inf)])
-    assert test.false == pytest.approx(2.0**-5) and test.true == 1.0
+    assert test.p_if_false == pytest.approx(2.0**-5) and test.p_if_true == 1.0
 
 
 def test_panels_with_other_settings_have_no_claims(tmp_path):
