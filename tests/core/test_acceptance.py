@@ -231,3 +231,9 @@ def test_a_step_to_a_gradient_that_is_not_finite_is_rejected(value):
         assert decision.sigma == pytest.approx(100.0)
     else:
         assert decision.point.tolist() == [1.0] and decision.sigma == 1.0
+
+
+def test_a_point_has_the_former_name_of_its_lanczos_start():
+    start = np.array([1.0])
+    assert point_with(lambda x: 1.0).start is None
+    assert point_with(lambda x: 1.0, lanczos_start=start).start is start

@@ -125,6 +125,11 @@ class Point:
         """The vector space of x."""
         return self.oracle.space
 
+    @property
+    def start(self) -> Vector | None:
+        """The former name of `lanczos_start`."""
+        return self.lanczos_start
+
     @cached_property
     def x_norm(self) -> float:
         """‖x‖, the norm of the current point."""
