@@ -198,7 +198,7 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
             raise AttributeError(f"sanc.{name} is now {_REPLACED_NAMES[name]}")
         if name in _ESTIMATORS:
             raise AttributeError(f"module 'sanc' has no attribute {name!r}: import sanc.sklearn, which has it")
-        close = [known for known in __all__ if known.lower() == name.lower()] or get_close_matches(name, __all__, n=1)
+        close = [other for other in __all__ if other.lower() == name.lower()] or get_close_matches(name, __all__, n=1)
         proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 

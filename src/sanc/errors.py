@@ -88,13 +88,13 @@ def without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def nearest(name: str, allowed: Iterable[str], otherwise: str | None = None) -> str:
     """Return the remedy for an unknown `name`, as the end of a message.
 
-    It proposes the names in `known` that are spelt most alike, or one that begins with `name`. If there is none, it is
-    `otherwise`, or the list of `known`.
+    It proposes those of `allowed` that are spelt most alike, or one that begins with `name`. If there is none, it is
+    `otherwise`, or the list of `allowed`.
     """
-    names = sorted(known)
+    names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=3, cutoff=_MIN_SIMILARITY)
     similarity = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
     close = [other for other, ratio in zip(close, similarity, strict=True) if ratio == similarity[0]]
@@ -105,10 +105,10 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     return otherwise or f"choose from {', '.join(names)}."
 
 
-def one_of(what: str, value: object, known: Collection[str]) -> str:
-    """Return `value` if it is one of `known`; otherwise raise an error that proposes the nearest one."""
-    if not isinstance(value, str) or value not in known:
-        raise ArgumentError(f"{what} = {shown(value)} is not known: {nearest(str(value), known)}")
+def one_of(what: str, value: object, allowed: Collection[str]) -> str:
+    """Return `value` if it is one of `allowed`; otherwise raise an error that proposes the nearest one."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ArgumentError(f"{what} = {shown(value)} is not known: {nearest(str(value), allowed)}")
     return value
 
 

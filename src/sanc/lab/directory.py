@@ -229,10 +229,10 @@ class Journal:
         os.fsync(self._file.fileno())
         return self._file.tell()
 
-    def finish(self, status: str, loss: float, **more: float) -> None:
+    def finish(self, status: str, loss: float, **results: float) -> None:
         """Close the trace and write ``done.json``."""
         self._flush()
         self._file.close()
-        ended = {"status": status, "loss": loss, "seconds": self.seconds, "trace": self._digest.hexdigest()} | more
+        ended = {"status": status, "loss": loss, "seconds": self.seconds, "trace": self._digest.hexdigest()} | results
         write_json(self._folder / "done.json", _with_nulls(ended))
         (self._folder / "checkpoint.pt").unlink(missing_ok=True)

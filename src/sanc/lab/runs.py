@@ -288,8 +288,8 @@ def _network(spec: RunSpec, loaded: datasets.Loaded, folder: Path, tick: Tick, e
             status = "not finite"
             break
         journal.save_if_due(lambda: {name: part.state_dict() for name, part in parts.items()})
-    more = {"accuracy": models.accuracy(model, test_x, test_y)} if held else {}
-    journal.finish(status, journal.loss, **more)
+    results = {"accuracy": models.accuracy(model, test_x, test_y)} if held else {}
+    journal.finish(status, journal.loss, **results)
 
 
 def _optimiser(spec: RunSpec, model: torch.nn.Module) -> Any:
