@@ -98,11 +98,12 @@ def _commands() -> list[str]:
 
 
 def _deterministic() -> list[str]:
-    from benchmarks import deterministic
+    from benchmarks import deterministic, noise
 
-    runs = read_runs(RESULTS / "deterministic.jsonl.gz")
+    runs, noisy = read_runs(RESULTS / "deterministic.jsonl.gz"), read_document("noise.json.gz")["rows"]
     own_time = deterministic.own_time_summary(read_document("own-time.json")["rows"])
-    return [deterministic.report(runs), deterministic.in_words(runs), deterministic.stuck_in_words(runs), own_time]
+    texts = [deterministic.report(runs), deterministic.in_words(runs), deterministic.stuck_in_words(runs), own_time]
+    return [*texts, *(noise.table(noisy, exact=exact) for exact in noise.METHODS)]
 
 
 def _driving() -> list[str]:
