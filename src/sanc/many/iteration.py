@@ -302,12 +302,12 @@ class ManyIteration:
             stalled.tol = torch.where(small, torch.maximum(stalled.tol, error), stalled.tol)
             self._end_stationary(stalled, small)
             stalled.status = torch.where(small & (stalled.status == RUNNING), int(Status.STALLED), stalled.status)
-        lower, moved = leave_saddles(self.problem, stalled)
+        lower_points, moved = leave_saddles(self.problem, stalled)
         rows.set(indices, stalled)
         if len(moved):
             again = indices[moved]
             at_saddles = rows.take(again)
-            restarted = at_saddles.restarted(self.problem.evaluate(lower, at_saddles.ids))
+            restarted = at_saddles.restarted(self.problem.evaluate(lower_points, at_saddles.ids))
             self._enter(restarted, None)
             rows.set(again, restarted)
 
