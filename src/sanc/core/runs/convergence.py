@@ -50,8 +50,8 @@ def stationary_ending(run: Run) -> Ending:
     if _needs_no_curvature(run):
         return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
-    measured = _is_uncapped_first_point(run)
-    if measured and run.oracle.has_user_gradient:
+    counts_units_product = _is_uncapped_first_point(run)
+    if counts_units_product and run.oracle.has_user_gradient:
         defect = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
         if defect is not None:
             return Ending(Status.INCONSISTENT, defect.sentence)
@@ -59,7 +59,7 @@ def stationary_ending(run: Run) -> Ending:
         affordable = max(_MIN_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
-    cert = replace(cert, products=cert.products + 1) if measured else cert
+    cert = replace(cert, products=cert.products + 1) if counts_units_product else cert
     if not cert.saddle:
         ending = _ending_without_saddle(run, cert)
     elif cert.inconsistent:
