@@ -100,7 +100,7 @@ def _guarded_decrease(
     Within cancellation errors, a step that halves ‖g‖ counts as successful.
     """
     eps, predicted = problem.eps, rows.trial.predicted
-    unsuccessful = (actual < problem.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
+    unsuccessful = (actual < problem.rules.eta1 * predicted) & is_cubic & (rows.trial_count == 1)
     if not bool(unsuccessful.any()):
         return actual, None
     length_scale = torch.maximum(rows.first_length_scale, rows.x_norm)
