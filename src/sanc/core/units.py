@@ -45,12 +45,12 @@ class Units(NamedTuple):
 
 
 def length_scale_at(first_length_scale: float, x_norm: float) -> float:
-    """Return the length scale at x: max(ℓ₀, ‖x‖), with the length scale ℓ₀ of the first point."""
+    """Return the size of the region around x in which f is compared with its derivatives: max(ℓ₀, ‖x‖)."""
     return max(first_length_scale, x_norm)
 
 
 def step_scale_at(first_length_scale: float, x_norm: float) -> float:
-    """Return the length scale of steps at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
+    """Return the length scale ℓ of steps at x: max(ℓ₀, ‖x‖/10), with the length scale ℓ₀ of the first point."""
     return max(first_length_scale, X_FRACTION * x_norm)
 
 
