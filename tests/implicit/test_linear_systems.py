@@ -37,7 +37,8 @@ def test_linear_systems(condition, size):
     explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True, relative_error=0.5)
     u = normal(size, seed=4)
     for known in (ritz_space_of(explored, oracle.space), NOTHING):
-        found = solve(oracle.hessian(x), u, oracle.space, known, lower=explored.certificate.lower_bound, rtol=1e-10)
+        lower = explored.certificate.lower_bound
+        found = solve(oracle.hessian(x), u, oracle.space, known, eigenvalue_lower_bound=lower, rtol=1e-10)
         truth = torch.linalg.solve(H, u)
         error = float((found.v - truth).norm() / truth.norm())
         assert error <= max(1e-9, 1e-14 * condition)
@@ -53,7 +54,7 @@ def test_all_ritz_pairs_of_a_small_space_solve_at_once():
     explored = explore(oracle, x, gradient_tolerance=1.0, curvature_tolerance=0.0, thorough=True)
     found = solve(
         oracle.hessian(x), normal(size), oracle.space, ritz_space_of(explored, oracle.space),
-        lower=explored.certificate.lower_bound, rtol=1e-8,
+        eigenvalue_lower_bound=explored.certificate.lower_bound, rtol=1e-8,
     )  # fmt: skip
     assert found.products <= 6 and found.error <= 1e-8
 
@@ -81,7 +82,7 @@ def test_ritz_pairs_of_a_random_start_save_products_of_another_right_side():
     assert torch.allclose(torch.linalg.inv(S), outside.T @ torch.linalg.inv(H) @ outside, atol=1e-8)
     counts = []
     for pairs in (known, NOTHING):
-        found = solve(oracle.hessian(x), u, oracle.space, pairs, lower=lower, rtol=1e-6)
+        found = solve(oracle.hessian(x), u, oracle.space, pairs, eigenvalue_lower_bound=lower, rtol=1e-6)
         truth = torch.linalg.solve(H, u)
         assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-6
         counts.append(found.products)
@@ -100,7 +101,7 @@ def test_ritz_pairs_of_another_matrix_are_left_out():
         other = H + change * 0.01 * E / torch.linalg.matrix_norm(E, 2)
         oracle, x = oracle_of(other)
         lower = float(torch.linalg.eigvalsh(other)[0])
-        found = solve(oracle.hessian(x), u, oracle.space, known, lower=lower, rtol=1e-8, change=change)
+        found = solve(oracle.hessian(x), u, oracle.space, known, eigenvalue_lower_bound=lower, rtol=1e-8, change=change)
         truth = torch.linalg.solve(other, u)
         assert float((found.v - truth).norm() / truth.norm()) <= found.error <= 1e-8
         counts.append(found.products)
@@ -120,5 +121,5 @@ def test_least_squares_is_the_pseudo_inverse():
 def test_a_zero_right_side():
     oracle, x = oracle_of(torch.eye(4, dtype=D))
     zero = torch.zeros(4, dtype=D)
-    assert not solve(oracle.hessian(x), zero, oracle.space, NOTHING, lower=1.0, rtol=1e-8).v.any()
+    assert not solve(oracle.hessian(x), zero, oracle.space, NOTHING, eigenvalue_lower_bound=1.0, rtol=1e-8).v.any()
     assert not solve_least_squares(oracle.hessian(x), zero, oracle.space, rtol=1e-8).v.any()

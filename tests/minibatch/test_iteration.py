@@ -58,6 +58,48 @@ def test_numbers_of_second_order_steps_are_replaced(problem):
         assert getattr(iteration, "second_order", iteration).tol == 0.5
 
 
+def second_moments_after(V, k, g, memory):
+    """V ← V + w(g² − V) with w = max(1 − memory, 1/k), for the k-th gradient in its unit."""
+    return V + max(1 - memory, 1 / k) * (g**2 - V)
+
+
+def refreshes_epsilon(k):
+    """ε is refreshed after the steps 1, 2, 4, …, 32, and then after every fiftieth."""
+    return k & (k - 1) == 0 if k < 50 else k % 50 == 0
+
+
+def eta_of(k, settings, d, is_aligned):
+    """η = u·max(scale, distance·d), at most 2u·scale unless steps are aligned, with a warm-up and a decay.
+
+    The parameter unit u is 1/15: of a vector nothing else is known.
+    """
+    limit = math.inf if k - 1 > 2 * settings.warm_up and is_aligned else 2 * settings.scale
+    eta = min(max(settings.scale, settings.distance * d), limit) / 15
+    eta *= min(1, k / settings.warm_up)
+    if settings.horizon:
+        return eta * max(1 - (k - 1) / settings.horizon, 1 / settings.horizon)
+    return eta / math.sqrt(1 + (k - 1) / settings.slow_down)
+
+
+def average_weight_of(k, settings, weight_sum):
+    """c = k^p / Σ_i i^p, and 1 without averaging; if r steps of the horizon remain, c ≥ (p + 1)/(r + p + 1)."""
+    p, horizon = settings.average.weighting, settings.step_size.horizon
+    c = k**p / weight_sum if settings.average.averaging else 1.0
+    return max(c, (p + 1) / (max(horizon - k + 1, 1) + p + 1)) if horizon else c
+
+
+def step_norm1_sum_after(step_norm1_sum, c, interval, step_norm1):
+    """The 1-norms of the steps that z − x contains: each step of z multiplies those before it by 1 − c."""
+    return (1 - c) ** interval * step_norm1_sum + (1 - c) * interval * step_norm1
+
+
+def distance_bound_after(d, direction_sum, distance_numerator, p, x0_minus_z):
+    """d ≥ Σ_i λ_i⟨p_i, x_0 − z_i⟩ / ‖Σ_i λ_i p_i‖_1 / u with λ = 0.002 d²; both sums decay by 0.998."""
+    direction_sum = 0.998 * direction_sum + 0.002 * d * d * p
+    distance_numerator = 0.998 * distance_numerator + 0.002 * d * d * p @ x0_minus_z
+    return max(d, 15 * distance_numerator / np.abs(direction_sum).sum()), direction_sum, distance_numerator
+
+
 @pytest.mark.parametrize(
     ("averaging", "distance", "horizon"), [(0.9, 2.0, 0), (0.0, 2.0, 0), (0.9, 0.0, 0), (0.0, 0.0, 0), (0.9, 2.0, 80)]
 )
@@ -67,39 +109,39 @@ def test_averaged_steps_are_those_of_the_equations(problem, averaging, distance,
     settings["horizon"] = horizon
     iteration, oracle = iteration_on(problem, **settings)
     settings = iteration.settings
-    x0 = x = z = average = np.ones(problem.dim)
-    V, total, r, drift, d, unit, path, beyond = 0.0, 0.0, 0.0, np.zeros(problem.dim), 1e-6, None, 0.0, 0.0
-    floor = 0.0
-    for k in range(90):
-        oracle.begin(k)
-        g = oracle.sample(0).value_and_gradient(averaging * average + (1 - averaging) * z)[1]
-        unit = np.linalg.norm(g) if unit is None else unit
-        V = V + max(1 - settings.metric.memory, 1 / (k + 1)) * ((g / unit) ** 2 - V)
-        floor = 1e-6 * np.sqrt(V.max()) if k == 0 else floor
-        p = g / unit / (np.sqrt(V) + floor)
-        s, aligned = settings.step_size, beyond > 0.7 * path
-        eta = min(max(s.scale, distance * d), math.inf if k > 2 * s.warm_up and aligned else 2 * s.scale)
-        eta *= min(1, (k + 1) / s.warm_up) / 15  # of a vector nothing else is known
-        eta *= max(1 - k / horizon, 1 / horizon) if horizon else 1 / math.sqrt(1 + k / s.slow_down)
-        step, M = -eta * p, unit * (np.sqrt(V) + floor)
-        late = (k + 1) ** settings.average.weighting
-        total += late
-        share = late / total if averaging else 1.0
-        share = max(share, 4 / (max(horizon - k, 1) + 4)) if horizon else share
-        if distance and (k < 20 or k % 5 == 0):
-            drift = 0.998 * drift + 0.002 * d * d * p
-            r = 0.998 * r + 0.002 * d * d * p @ (x0 - z)
-            many = 1 if k < 20 else 5
-            path = (1 - share) ** many * path + (1 - share) * many * eta * np.abs(p).sum()
-            d = max(d, 15 * r / np.abs(drift).sum())
+    point = x0 = x = z = np.ones(problem.dim)
+    V, gradient_unit, epsilon, weight_sum = 0.0, None, 0.0, 0.0
+    d, direction_sum, distance_numerator, step_norm1_sum, offset_norm1 = 1e-6, np.zeros(problem.dim), 0.0, 0.0, 0.0
+    for k in range(1, 91):
+        # The gradient at y, and the metric M = unit·(√V + ε).
+        oracle.begin(k - 1)
+        y = averaging * x + (1 - averaging) * z
+        g = oracle.sample(0).value_and_gradient(y)[1]
+        gradient_unit = np.linalg.norm(g) if gradient_unit is None else gradient_unit
+        V = second_moments_after(V, k, g / gradient_unit, settings.metric.memory)
+        epsilon = 1e-6 * np.sqrt(V.max()) if k == 1 else epsilon
+        M = gradient_unit * (np.sqrt(V) + epsilon)
+        p = g / M
+
+        # The sizes η and c.
+        eta = eta_of(k, settings.step_size, d, is_aligned=offset_norm1 > 0.7 * step_norm1_sum)
+        weight_sum += k**settings.average.weighting
+        c = average_weight_of(k, settings, weight_sum)
+
+        # The step, and the distance bound, which is updated in the first 20 steps and then in every fifth.
+        interval = 1 if k <= 20 else 5
+        updates_distance = distance and (k - 1) % interval == 0
+        if updates_distance:
+            step_norm1_sum = step_norm1_sum_after(step_norm1_sum, c, interval, eta * np.abs(p).sum())
+            d, direction_sum, distance_numerator = distance_bound_after(d, direction_sum, distance_numerator, p, x0 - z)
+        step = -eta * p
         z = z + step
-        average = average + share * (z - average)
-        if distance and (k < 20 or k % 5 == 0):
-            beyond = np.abs(z - average).sum()
-        if (k + 1) & k == 0 if k + 1 < 50 else (k + 1) % 50 == 0:  # when ε is refreshed
-            floor = 1e-6 * np.sqrt(V.max())
-        x, record = iteration.iterate(x, oracle)
-        assert np.allclose(x, average, rtol=0, atol=1e-10)
+        x = x + c * (z - x)
+        offset_norm1 = np.abs(z - x).sum() if updates_distance else offset_norm1
+        epsilon = 1e-6 * np.sqrt(V.max()) if refreshes_epsilon(k) else epsilon
+
+        point, record = iteration.iterate(point, oracle)
+        assert np.allclose(point, x, rtol=0, atol=1e-10)
         if distance:
             assert iteration.state.distance.distance_bound == pytest.approx(d, rel=1e-6)
         # the step of the model: g + σ‖s‖_M M s = 0, so that it minimises gᵀs + (σ/3)‖s‖³_M

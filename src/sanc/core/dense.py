@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.linalg.lapack import dpotrf, dpotrs
 
-from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_limit
+from sanc.core.model import CubicModel, KrylovSubspace, forcing_tolerance, step_control
 from sanc.core.oracle import Operator
 from sanc.core.point import Point
 from sanc.core.space import Floats, NumpySpace, Space, host_array
@@ -129,14 +129,14 @@ class DenseModel(CubicModel):
         values, projections = np.array([line @ (matrix @ line)]), np.array([g @ line])
         krylov = EigenSpace(values, _block(here.space, line[None, :]), projections)
         spectrum = cubic.Spectrum(values, np.ones((1, 1)))
-        limit = step_limit(self, here, hessian_norm)
+        control = step_control(self, here, hessian_norm)
         if here.units.length_scale:  # Newton's step may be too short at every point, not only at the first
-            limit = limit._replace(allows_longer_steps=self.tries_longer_steps)
-        is_limited = step_norm > limit.max_step_norm and here.state.last_step_norm > 0.0
-        if is_limited or not limit.sigma * step_norm * step_norm <= forcing_tolerance(here):
+            control = control._replace(allows_longer_steps=self.tries_longer_steps)
+        is_limited = step_norm > control.max_step_norm and here.state.last_step_norm > 0.0
+        if is_limited or not control.sigma * step_norm * step_norm <= forcing_tolerance(here):
             return None
-        cubic_step, limit = self.limited_step(here, krylov, spectrum, limit)
-        return NewtonLine(self, krylov, operator, spectrum, *limit, cubic_step, hessian_norm=hessian_norm)
+        cubic_step, control = self.limited_step(here, krylov, spectrum, control)
+        return NewtonLine(self, krylov, operator, spectrum, *control, cubic_step, hessian_norm=hessian_norm)
 
     def whole_space(
         self, here: Point, operator: Operator, values: Floats, eigenvector_rows: Floats, projections: Floats
@@ -146,9 +146,9 @@ class DenseModel(CubicModel):
         krylov = EigenSpace(values, _block(here.space, eigenvector_rows), projections)
         unit_product_norm = 0.0 if here.units.length_scale else product_norm(values, projections, at_gradient)
         spectrum = cubic.Spectrum(values, _identity(len(values)))
-        limit = step_limit(self, here, unit_product_norm)
-        step, limit = self.limited_step(here, krylov, spectrum, limit)
-        return KrylovSubspace(self, krylov, operator, spectrum, *limit, step)
+        control = step_control(self, here, unit_product_norm)
+        step, control = self.limited_step(here, krylov, spectrum, control)
+        return KrylovSubspace(self, krylov, operator, spectrum, *control, step)
 
 
 @cache

@@ -31,8 +31,8 @@ TOLERANCE_FRACTION = 0.5
 """‖∇m‖ is not reduced below this fraction of the caller's tolerance."""
 
 
-class StepLimit(NamedTuple):
-    """σ and the limit on the step norm in a subspace.
+class StepControl(NamedTuple):
+    """What determines the step norm in a subspace: σ with its units, and the limit on the norm.
 
     Attributes
     ----------
@@ -222,10 +222,10 @@ class KrylovModel(Piece):
         return math.inf
 
     def limited_step(
-        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
-    ) -> tuple[cubic.CubicStep | None, StepLimit]:
-        """Return the cubic step within the limit, and the limit with the σ of that; None: no step is proposed."""
-        return None, limit
+        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, control: StepControl
+    ) -> tuple[cubic.CubicStep | None, StepControl]:
+        """Return the cubic step within the limit on its norm, and `control` with its σ; None: no step is proposed."""
+        return None, control
 
     def paper_products(self, here: Point, products: int) -> int:
         """Return J as the authors' program counts it (D4), whether or not Lanczos stopped earlier.
@@ -289,23 +289,23 @@ class CubicModel(KrylovModel):
         return max(self.first_radius * step_scale, MAX_GROWTH_FACTOR * here.state.last_step_norm)
 
     def limited_step(
-        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, limit: StepLimit
-    ) -> tuple[cubic.CubicStep, StepLimit]:
-        """Return the minimiser of the model and the limit with its σ, which is raised for steps beyond `max_step_norm`.
+        self, here: Point, krylov: StepBasis, spectrum: cubic.Spectrum, control: StepControl
+    ) -> tuple[cubic.CubicStep, StepControl]:
+        """Return the minimiser of the model, and `control` with its σ, which is raised for steps beyond the limit.
 
         σ was adapted to earlier steps, and along a new direction the model may be inaccurate at that distance. The
         first step of a run is limited only if σ‖s‖ exceeds the left-most Ritz value, so that σ determines its norm; a
         model with `limits_newton_steps` limits it always.
         """
-        max_norm = limit.max_step_norm
-        step = self._solve(here, krylov, spectrum, limit.sigma)
+        max_norm = control.max_step_norm
+        step = self._solve(here, krylov, spectrum, control.sigma)
         is_limited = self.limits_newton_steps or here.state.last_step_norm > 0.0 or spectrum.leftmost < step.multiplier
         if not (step.norm > max_norm and is_limited):
-            return step, limit
+            return step, control
         sigma_lower_bound = cubic.sigma_lower_bound(spectrum, krylov.projected_gradient, step, max_norm)
         solve = partial(self._solve, here, krylov, spectrum)
-        step = here.sigma_rule.limit_step(step, limit.sigma, solve, max_norm, sigma_lower_bound)
-        return step, StepLimit(step.sigma, limit.units, max_norm, self.tries_longer_steps)
+        step = here.sigma_rule.limit_step(step, control.sigma, solve, max_norm, sigma_lower_bound)
+        return step, StepControl(step.sigma, control.units, max_norm, self.tries_longer_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,8 +355,8 @@ class _AccuracyTestSchedule(NamedTuple):
         """Return whether the test is left out at the present dimension."""
         if krylov.dim < self.next_dim:
             return True
-        limit = _PREDICTION_FACTOR * tolerance
-        return krylov.dim < self.forced_dim and krylov.shifted_norms(self.multiplier)[1] > limit
+        threshold = _PREDICTION_FACTOR * tolerance
+        return krylov.dim < self.forced_dim and krylov.shifted_norms(self.multiplier)[1] > threshold
 
 
 def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: Operator) -> KrylovSubspace:
@@ -366,7 +366,7 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     Lanczos therefore stops at the first negative curvature, close to the gradient, as truncated conjugate gradients do.
     It also stops at a product that is not finite; the subspace then has no spectrum.
     """
-    limit = StepLimit(here.state.sigma, here.units)
+    control = StepControl(here.state.sigma, here.units)
     tolerance = _gradient_tolerance(model, here)
     ritz_tolerance = math.inf if model.uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
     schedule, multiplier_predicts = _AccuracyTestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
@@ -374,24 +374,24 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
         while True:
             krylov.extend()
             if krylov.dim == 1:
-                limit = step_limit(model, here, math.hypot(krylov.alpha[0], krylov.last_beta))
+                control = step_control(model, here, math.hypot(krylov.alpha[0], krylov.last_beta))
             must_stop = krylov.is_complete or (model.uses_forcing_term and here.oracle.exact and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
-                or (model.proposes and krylov.model_gradient_lower_bound(limit.sigma) > tolerance)
+                or (model.proposes and krylov.model_gradient_lower_bound(control.sigma) > tolerance)
             ):
                 continue
-            multiplier = None if must_stop else _inaccurate_multiplier(model, here, krylov, limit, tolerance)
+            multiplier = None if must_stop else _inaccurate_multiplier(model, here, krylov, control, tolerance)
             if multiplier is None:
                 spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
                 if must_stop or krylov.residual_of(spectrum.vectors[:, 0]) <= ritz_tolerance:
-                    step, limit = model.limited_step(here, krylov, spectrum, limit)
-                    if must_stop or step is None or _is_accurate(model, here, krylov, step, limit.units, tolerance):
-                        return KrylovSubspace(model, krylov, operator, spectrum, *limit, step)
+                    step, control = model.limited_step(here, krylov, spectrum, control)
+                    if must_stop or step is None or _is_accurate(model, here, krylov, step, control.units, tolerance):
+                        return KrylovSubspace(model, krylov, operator, spectrum, *control, step)
                     multiplier = step.multiplier
             schedule = _AccuracyTestSchedule.after(krylov.dim, multiplier if multiplier_predicts else None)
     except NonFiniteProductError as error:
-        return KrylovSubspace(model, krylov, operator, None, *limit, failure=str(error))
+        return KrylovSubspace(model, krylov, operator, None, *control, failure=str(error))
 
 
 def _gradient_tolerance(model: KrylovModel, here: Point) -> float:
@@ -409,7 +409,7 @@ def forcing_tolerance(here: Point) -> float:
 
 
 def _inaccurate_multiplier(
-    model: KrylovModel, here: Point, krylov: Krylov, limit: StepLimit, tolerance: float
+    model: KrylovModel, here: Point, krylov: Krylov, control: StepControl, tolerance: float
 ) -> float | None:
     """Return a lower bound of the step's μ if a lower bound of ‖∇m(s)‖ shows that the step is not accurate; else None.
 
@@ -420,11 +420,11 @@ def _inaccurate_multiplier(
     if not (model.proposes and krylov.is_definite and krylov.starts_at_gradient):
         return None
     newton_norm, _ = krylov.shifted_norms(0.0)
-    if not newton_norm < limit.max_step_norm or here.below_precision(newton_norm):
+    if not newton_norm < control.max_step_norm or here.below_precision(newton_norm):
         return None
-    norm, residual = krylov.shifted_norms(limit.sigma * newton_norm)
-    is_inaccurate = residual > _step_tolerance(model, here, newton_norm, limit.units, tolerance)
-    return limit.sigma * norm if is_inaccurate else None
+    norm, residual = krylov.shifted_norms(control.sigma * newton_norm)
+    is_inaccurate = residual > _step_tolerance(model, here, newton_norm, control.units, tolerance)
+    return control.sigma * norm if is_inaccurate else None
 
 
 def _is_accurate(
@@ -446,7 +446,7 @@ def _step_tolerance(model: KrylovModel, here: Point, step_norm: float, units: Un
     return min(tolerance, max(forcing_bound, TOLERANCE_FRACTION * here.tol))
 
 
-def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimit:
+def step_control(model: KrylovModel, here: Point, product_norm: float) -> StepControl:
     """Return σ of the state and the limit on the step norm; at the first point, the units and the initial σ.
 
     `product_norm` is ‖Bq₁‖, with the unit vector q₁ of the start. Longer steps are allowed at the first point only,
@@ -454,8 +454,8 @@ def step_limit(model: KrylovModel, here: Point, product_norm: float) -> StepLimi
     """
     units, sigma = here.units, here.state.sigma
     if units.length_scale:
-        return StepLimit(sigma, units, model.max_step_norm(here, units))
+        return StepControl(sigma, units, model.max_step_norm(here, units))
     units = here.measure_units(product_norm)
     sigma = here.sigma_rule.first_sigma(sigma, units, model.first_sigma_in_units)
     max_step_norm = model.max_step_norm(here, units)
-    return StepLimit(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)
+    return StepControl(sigma, units, max_step_norm, model.tries_longer_steps and max_step_norm < math.inf)

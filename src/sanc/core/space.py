@@ -246,10 +246,10 @@ def host_array(array: Any) -> Floats:
     return np.asarray(array if isinstance(array, np.ndarray) else array.detach().cpu().numpy(), np.float64)
 
 
-def difference_step(space: Space, x: Vector, min_scale: float = 1.0, noise: float | None = None) -> float:
+def difference_step(space: Space, x: Vector, min_scale: float = 1.0, relative_error: float | None = None) -> float:
     """Return the step of a central difference at `x`: ∛eps times the scale of x.
 
     The cube root balances roundoff against truncation. The scale is the root mean square of the entries of x, at least
-    `min_scale`. `noise` is the relative error of the differenced function, if it exceeds eps.
+    `min_scale`. `relative_error` is that of the differenced function, if it exceeds eps.
     """
-    return float((noise or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))
+    return float((relative_error or space.eps) ** (1 / 3) * max(min_scale, space.norm(x) / space.dim**0.5))

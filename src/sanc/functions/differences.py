@@ -55,7 +55,7 @@ class DifferenceOracle(CallableOracle):
         The scheme of differences.
     differenced_gradient : bool
         Whether gradients have a truncation error; those of "cs" have none.
-    noise : float
+    relative_gradient_error : float
         As in `CallableOracle`.
     value_error : float
         Relative error of f, which the steps of differences follow: the machine precision, or more after a stall.
@@ -74,7 +74,8 @@ class DifferenceOracle(CallableOracle):
 
     def _set_value_error(self, value_error: float) -> None:
         """Set the relative error of f, and with it the relative error of the gradients."""
-        self.value_error, self.noise = value_error, value_error ** ERROR_POWERS[self.scheme]
+        self.value_error = value_error
+        self.relative_gradient_error = value_error ** ERROR_POWERS[self.scheme]
 
     def adapt_differences(self, value_error: float) -> bool:
         if not self.differenced_gradient:

@@ -37,7 +37,7 @@ class CallableOracle(Oracle):
         The functions and their further arguments.
     shape : tuple of int
         The shape of the points that the functions receive.
-    noise : float or None
+    relative_gradient_error : float or None
         Relative error of the gradients; None: the machine precision.
     """
 
@@ -57,7 +57,7 @@ class CallableOracle(Oracle):
         self.shape = x0.shape
         self._is_flat = len(self.shape) == 1
         self.meter = Meter()
-        self.noise: float | None = None
+        self.relative_gradient_error: float | None = None
         self.space: Space
         if isinstance(x0, Tensor):
             self.space = Space(x0.numel(), x0.dtype, x0.device)
@@ -212,7 +212,8 @@ class CallableOperator(Operator):
 
     def step(self) -> float:
         """Return the step of differences."""
-        return difference_step(self.oracle.space, self.x, self.oracle.smallest_scale(self.x), self.oracle.noise)
+        oracle = self.oracle
+        return difference_step(oracle.space, self.x, oracle.smallest_scale(self.x), oracle.relative_gradient_error)
 
     def error(self, v: Vector, product: Vector) -> float:
         if not self.oracle.differenced_products:

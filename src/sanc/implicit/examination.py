@@ -222,14 +222,15 @@ def solve_with(
 
     `change` is the relative difference of the Hessian from that of `curvature`.
     """
-    lower, space, max_products = curvature.certificate.lower_bound, oracle.space, options.max_products
+    lower_bound, space, max_products = curvature.certificate.lower_bound, oracle.space, options.max_products
     if options.pinv:
         return solve_least_squares(operator, u, space, curvature.eigenpairs, rtol=rtol, max_products=max_products)
     solution = solve(
-        operator, u, space, curvature.ritz_space, lower=lower, rtol=rtol, max_products=max_products, change=change
-    )
+        operator, u, space, curvature.ritz_space, eigenvalue_lower_bound=lower_bound, rtol=rtol,
+        max_products=max_products, change=change,
+    )  # fmt: skip
     norm_v = space.norm(solution.v)
-    if not oracle.differenced_products or not (norm_v > 0.0 and lower > 0.0):
+    if not oracle.differenced_products or not (norm_v > 0.0 and lower_bound > 0.0):
         return solution
     difference_error = operator.error(solution.v, operator(solution.v))
-    return replace(solution, error=solution.error + difference_error / (lower * norm_v))
+    return replace(solution, error=solution.error + difference_error / (lower_bound * norm_v))

@@ -191,16 +191,16 @@ def solve(
     space: Space,
     ritz_space: RitzSpace,
     *,
-    lower: float,
+    eigenvalue_lower_bound: float,
     rtol: float,
     max_products: int | None = None,
     change: float = 0.0,
 ) -> LinearSolution:
-    """Solve H v = u to a relative error of `rtol`, given a lower bound of the eigenvalues.
+    """Solve H v = u to a relative error of `rtol`.
 
-    If `lower` is not positive, the residual norm becomes at most rtol·‖u‖, and the error is infinite. `change` is the
-    relative difference of H from the matrix that has these Ritz pairs, which limits how far one round reduces the
-    residual. If a round does not halve it, the next ones are without the pairs.
+    If the lower bound of the eigenvalues is not positive, the residual norm becomes at most rtol·‖u‖, and the error is
+    infinite. `change` is the relative difference of H from the matrix that has these Ritz pairs, which limits how far
+    one round reduces the residual. If a round does not halve it, the next ones are without the pairs.
     """
     norm_u = space.norm(u)
     v, residual, products = torch.zeros_like(u), u, 0
@@ -210,7 +210,7 @@ def solve(
     residual_norm, norm_v = norm_u, 0.0
 
     def required_residual(norm_v: float) -> float:
-        return rtol * (lower * norm_v if lower > 0.0 else norm_u)
+        return rtol * (eigenvalue_lower_bound * norm_v if eigenvalue_lower_bound > 0.0 else norm_u)
 
     for _ in range(_MAX_ROUNDS):
         max_dim = min(affordable_dim(space.dim), max(1, limit - products), space.dim - ritz_space.dim)
@@ -230,7 +230,8 @@ def solve(
         v, residual, residual_norm, norm_v = improved, new_residual, new_norm, space.norm(improved)
         if residual_norm <= required_residual(norm_v) or is_slow or products >= limit:
             break
-    error = residual_norm / (lower * norm_v) if lower > 0.0 and norm_v > 0.0 else math.inf
+    is_bounded = eigenvalue_lower_bound > 0.0 and norm_v > 0.0
+    error = residual_norm / (eigenvalue_lower_bound * norm_v) if is_bounded else math.inf
     return LinearSolution(v, residual_norm, error, products)
 
 

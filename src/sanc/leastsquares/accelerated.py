@@ -153,7 +153,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
 
     At a stationary point and without a step it is the same subspace.
     """
-    is_curved = here.state.acceptance_state.get(CurvatureTest.CURVED, 0.0) >= _MIN_CURVED_STEPS
+    is_curved = here.state.acceptance_state.get(CountingRatioTest.CURVED, 0.0) >= _MIN_CURVED_STEPS
     if not is_curved or subspace.step is None or here.lanczos_start is not None:
         return subspace
     if has_whole_hessian(here.oracle):
@@ -165,7 +165,7 @@ def accelerated(here: Point, subspace: KrylovSubspace) -> KrylovSubspace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureTest(RatioTest):
+class CountingRatioTest(RatioTest):
     """The ratio test, which also counts the steps along which the residuals are curved.
 
     They are if a step was rejected, or ρ shows that the model overestimated the decrease. The count starts again after

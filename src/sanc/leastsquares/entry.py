@@ -30,7 +30,7 @@ from sanc.core.space import Floats
 from sanc.core.units import default_tolerance
 from sanc.errors import ArgumentError, ArgumentTypeError, is_number, require, require_integer, require_positive, shown
 from sanc.functions.differences import SCHEMES
-from sanc.leastsquares.accelerated import CurvatureTest
+from sanc.leastsquares.accelerated import CountingRatioTest
 from sanc.leastsquares.jacobian_model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.network_model import NetworkModel
@@ -260,7 +260,7 @@ def _method(kind: type[JacobianModel]) -> Method:
     sigma = GaussNewtonSigma(**{item.name: getattr(robust.sigma, item.name) for item in fields(SigmaUpdate)})
     acceptance: Any = robust.acceptance
     if kind is JacobianModel:
-        acceptance = CurvatureTest(**{item.name: getattr(acceptance, item.name) for item in fields(RatioTest)})
+        acceptance = CountingRatioTest(**{item.name: getattr(acceptance, item.name) for item in fields(RatioTest)})
     return replace(robust, model=model, minibatch=None, sigma=sigma, acceptance=acceptance)
 
 

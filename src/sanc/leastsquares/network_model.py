@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.dense import product_norm
-from sanc.core.model import CubicModel, KrylovSubspace, step_limit
+from sanc.core.model import CubicModel, KrylovSubspace, step_control
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector
 from sanc.core.spectrum import cubic
@@ -91,9 +91,9 @@ class NetworkModel(JacobianModel):
         }
         corrected = {} if here.oracle.box is not None else corrected
         has_gradient = bool(np.linalg.norm(projections) > 0.0)
-        limit = step_limit(self, here, product_norm(values, projections, has_gradient))
-        step, limit = self.limited_step(here, krylov, spectrum, limit)
-        return NetworkSubspace(self, krylov, here.oracle.hessian(here.x), spectrum, *limit, step, **corrected)
+        control = step_control(self, here, product_norm(values, projections, has_gradient))
+        step, control = self.limited_step(here, krylov, spectrum, control)
+        return NetworkSubspace(self, krylov, here.oracle.hessian(here.x), spectrum, *control, step, **corrected)
 
 
 def _gradient(

@@ -48,8 +48,8 @@ class ResidualOracle(CallableOracle):
         The functions of the caller.
     tol : float
         Tolerance on ‖∇f‖/‖w‖; see `tolerance`.
-    noise : float or None
-        Relative error of the Jacobian; None: the machine precision.
+    relative_gradient_error : float or None
+        Relative error of the Jacobian, and so of gradients; None: the machine precision.
     has_user_gradient, hvp
         As in `Oracle`.
     cache : EvaluationCache
@@ -61,7 +61,7 @@ class ResidualOracle(CallableOracle):
     def __init__(self, residuals: Residuals, x0: Floats, loss: Loss, tol: float) -> None:
         super().__init__(residuals, x0, jac=residuals)
         self.residuals, self.tol = residuals, tol
-        self.noise = residuals.noise(self.space.eps)
+        self.relative_gradient_error = residuals.relative_jacobian_error(self.space.eps)
         self.has_user_gradient = callable(residuals.jac)
         if residuals.is_automatic:
             self.hvp = "double-backward"

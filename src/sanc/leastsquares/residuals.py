@@ -71,7 +71,7 @@ class Residuals:
         """Whether torch differentiates the residuals."""
         return self.jac is None
 
-    def noise(self, eps: float) -> float | None:
+    def relative_jacobian_error(self, eps: float) -> float | None:
         """Return the relative error of the Jacobian; None: the machine precision."""
         return float(eps ** ERROR_POWERS[self.jac]) if self.is_differenced and self.jac != "cs" else None
 

@@ -272,9 +272,9 @@ class _RowFits:
         rank = torch.where(value.isfinite(), value, torch.inf)[fits]
         best = torch.where(succeeded[fits] | ~succeeded[fits].any(0), rank, torch.inf).argmin(0)
         new, old = fits[best, torch.arange(len(indices), device=indices.device)], self._chosen[indices]
-        lower = (value[new] < (1.0 - _EQUAL_COST_TOLERANCE) * value[old]) | ~value[old].isfinite()
+        is_lower = (value[new] < (1.0 - _EQUAL_COST_TOLERANCE) * value[old]) | ~value[old].isfinite()
         same = value[new] <= (1.0 + _EQUAL_COST_TOLERANCE) * value[old]
-        improved = (lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
+        improved = (is_lower & (succeeded[new] | ~succeeded[old])) | (same & succeeded[new] & ~succeeded[old])
         self._chosen = self._chosen.index_put((indices,), torch.where(improved, new, old))
         self._collect()
         return bool(improved.any())

@@ -93,13 +93,13 @@ class FitProblem(RowProblem):
         self._exponent_limit = exponent_limit(torch.finfo(torch.float64).max)
         self.data_rows = torch.arange(len(data), device=data.y.device)
 
-    def of_rows(self, rows: Tensor) -> FitProblem:
-        """Return the problem of some of the rows, which are numbered from 0."""
-        return FitProblem(self.model, self.data.take(rows), self.eps, self.tol)
+    def of_rows(self, indices: Tensor) -> FitProblem:
+        """Return the problem of the rows with these indices, which are numbered from 0."""
+        return FitProblem(self.model, self.data.take(indices), self.eps, self.tol)
 
-    def repeat_rows(self, rows: Tensor) -> None:
-        """Add further fits of some of the rows, which have the next numbers."""
-        self.data_rows = torch.cat([self.data_rows, rows])
+    def repeat_rows(self, indices: Tensor) -> None:
+        """Add further fits of the rows with these indices, which have the next numbers."""
+        self.data_rows = torch.cat([self.data_rows, indices])
 
     # Evaluations.
 
@@ -111,8 +111,8 @@ class FitProblem(RowProblem):
         On a CPU the numbers of a part stay in its caches.
         """
         entries = _MAX_GPU_PART_ENTRIES if x.device.type == "cuda" else _MAX_PART_ENTRIES
-        rows = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
-        count = max(1, math.ceil(len(x) / rows))
+        rows_at_a_time = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
+        count = max(1, math.ceil(len(x) / rows_at_a_time))
         parts = zip(torch.chunk(x, count), torch.chunk(self.data_rows[ids], count), strict=True)
         results = [function(p, self.data.take(part)) for p, part in parts]
         return [torch.cat(columns) if count > 1 else columns[0] for columns in zip(*results, strict=True)]

@@ -100,7 +100,7 @@ def _guarded_decrease(
     Within cancellation errors, a step that halves ‖g‖ counts as successful.
     """
     eps, predicted = problem.eps, rows.trial.predicted
-    unsuccessful = (actual < problem.rules.eta1 * predicted) & is_cubic & (rows.trials == 1)
+    unsuccessful = (actual < problem.rules.eta1 * predicted) & is_cubic & (rows.trial_count == 1)
     if not bool(unsuccessful.any()):
         return actual, None
     length_scale = torch.maximum(rows.first_length_scale, rows.x_norm)
@@ -121,23 +121,23 @@ def _guarded_decrease(
 
 def decide_longer_steps(problem: RowProblem, rows: Rows, value: Tensor, longer: Tensor) -> RowDecisions:
     """Return the decisions about the rows `longer`: longer steps with a lower value replace the accepted points."""
-    lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
+    is_lower = longer & (value > -torch.inf) & (value < rows.accepted.value)
     actual = rows.point.value - value
     zero = torch.zeros_like(actual)
     verdict = problem.rules.classify(actual, rows.trial.predicted, zero)
     sigma = problem.after_trial(rows, verdict, actual, zero)
-    accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(lower, rows.accepted)
+    accepted = Accepted(rows.trial, value, sigma, rows.accepted.verdict).where(is_lower, rows.accepted)
     rho = rules.ratio(actual, rows.trial.predicted, zero)
-    tries_longer = lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
+    tries_longer = is_lower & rules.tries_longer_step(rho, sigma, rows.trial.sigma)
     return RowDecisions(longer, accepted, rows.sigma, longer=tries_longer)
 
 
 def decide_escape_steps(rows: Rows, value: Tensor, escapes: Tensor) -> RowDecisions:
     """Return which of the escape steps are accepted: those with a lower value."""
-    lower = escapes & (value > -torch.inf) & (value < rows.point.value)
+    is_lower = escapes & (value > -torch.inf) & (value < rows.point.value)
     verdict = torch.full_like(rows.accepted.verdict, rules.UNSUCCESSFUL)
-    accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(lower, rows.accepted)
-    return RowDecisions(lower, accepted, rows.sigma)
+    accepted = Accepted(rows.trial, value, rows.sigma, verdict).where(is_lower, rows.accepted)
+    return RowDecisions(is_lower, accepted, rows.sigma)
 
 
 def halve_escape_steps(problem: RowProblem, rows: Rows, candidates: Tensor) -> HalvedSteps:

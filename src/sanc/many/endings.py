@@ -70,9 +70,9 @@ def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
         return rows.point.x[:0], indices[:0]
     part, eps = rows.take(indices), problem.eps
     x, value, spectra = part.point.x, part.point.value, part.spectra
-    f_scale = (value.abs() / -spectra.ritz_value).sqrt()
-    max_step = torch.maximum(torch.maximum(f_scale, part.x_norm), part.first_length_scale)
-    first_step = torch.maximum((2.0 * eps) ** 0.5 * f_scale, eps**0.5 * max_step)
+    decrease_length = (value.abs() / -spectra.ritz_value).sqrt()
+    max_step = torch.maximum(torch.maximum(decrease_length, part.x_norm), part.first_length_scale)
+    first_step = torch.maximum((2.0 * eps) ** 0.5 * decrease_length, eps**0.5 * max_step)
     sign = torch.where(spectra.c[:, 0] > 0.0, -1.0, 1.0)
     best, below = x, value - eps * value.abs()
     has_lower = torch.zeros_like(part.sigma_unconfirmed)
@@ -82,13 +82,13 @@ def leave_saddles(problem: RowProblem, rows: Rows) -> tuple[Tensor, Tensor]:
             searching = searching & (step <= max_step)
             d = (spectra.vectors[:, :, 0] * (side * sign * step)[:, None] * part.scale).to(x.dtype)
             value = problem.values(x + d, part.ids)
-            lower = searching & (value < below) & (value > -torch.inf)
-            if bool(lower.any()):
-                lower = lower & problem.gradients(x + d, part.ids).isfinite().all(1)
-            best = torch.where(lower[:, None], x + d, best)
-            below = torch.where(lower, value, below)
-            searching = searching & (lower | ~lowered)
-            lowered = lowered | lower
+            is_lower = searching & (value < below) & (value > -torch.inf)
+            if bool(is_lower.any()):
+                is_lower = is_lower & problem.gradients(x + d, part.ids).isfinite().all(1)
+            best = torch.where(is_lower[:, None], x + d, best)
+            below = torch.where(is_lower, value, below)
+            searching = searching & (is_lower | ~lowered)
+            lowered = lowered | is_lower
             step = 2.0 * step
         has_lower = has_lower | lowered
     kept = torch.nonzero(has_lower & problem.evaluate(best, part.ids).is_finite()).reshape(-1)

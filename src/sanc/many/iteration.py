@@ -82,7 +82,7 @@ class ManyIteration:
         unbounded = self._is_unbounded(rows, rows.point.value, value)
         if unbounded is not None:
             value = torch.where(unbounded, -torch.inf, value)  # one such value is not trusted
-        rows.nfev, rows.trials = rows.nfev + 1, rows.trials + 1
+        rows.nfev, rows.trial_count = rows.nfev + 1, rows.trial_count + 1
         was_longer, was_escape = rows.trial.mode == LONGER, rows.trial.mode == ESCAPE
         decisions = decide_cubic_steps(self.problem, rows, value, evaluated)
         accepted = self._adopt(rows, decisions)
@@ -98,7 +98,7 @@ class ManyIteration:
             rejected = rejected | decisions.rejected
         if has_escapes:
             self._stay(rows, stays)
-        mode = torch.where(rejected | (rows.trials == 0), PENDING, rows.trial.mode)
+        mode = torch.where(rejected | (rows.trial_count == 0), PENDING, rows.trial.mode)
         rows.trial = replace(rows.trial, mode=mode)
         self._end_at_limits(rows)
 
@@ -169,7 +169,8 @@ class ManyIteration:
         nan = torch.full_like(failed_rows.point.value, torch.nan)
         escapes = failed_rows.accepted.trial.mode == ESCAPE
         failed_rows.trial = replace(failed_rows.accepted.trial, mode=torch.where(escapes, ESCAPE, CUBIC))
-        sigma = self.problem.after_trial(failed_rows, torch.zeros_like(failed_rows.trials), nan, torch.zeros_like(nan))
+        unsuccessful = torch.zeros_like(failed_rows.trial_count)
+        sigma = self.problem.after_trial(failed_rows, unsuccessful, nan, torch.zeros_like(nan))
         failed_rows.sigma = torch.where(escapes, failed_rows.sigma, sigma)
         rows.set(indices, failed_rows)
         chosen = torch.zeros_like(rows.sigma_unconfirmed).index_fill(0, indices, True)
@@ -198,7 +199,7 @@ class ManyIteration:
         is_flat = rows.trial.predicted <= ROUNDING_ERRORS * self.problem.eps * rows.point.value.abs()
         rows.flat_iterations = torch.where(is_flat, rows.flat_iterations + 1, 0)
         rows.nit = rows.nit + 1
-        rows.trials = rows.halvings = torch.zeros_like(rows.trials)
+        rows.trial_count = rows.halvings = torch.zeros_like(rows.trial_count)
 
     # The beginning of an iteration.
 
@@ -285,7 +286,7 @@ class ManyIteration:
         rows.spectra = self.problem.spectra(rows)
         rows.status = torch.full_like(rows.status, int(Status.UNCERTIFIED))
         self._end_by_curvature(rows, self.problem.can_certify(rows))
-        rows.trial, rows.trials = RowTrials.pending(rows.point.x), torch.zeros_like(rows.trials)
+        rows.trial, rows.trial_count = RowTrials.pending(rows.point.x), torch.zeros_like(rows.trial_count)
         self._end_at_limits(rows)
 
     def _end_stalled(self, rows: Rows) -> None:
@@ -302,12 +303,12 @@ class ManyIteration:
             stalled.tol = torch.where(small, torch.maximum(stalled.tol, error), stalled.tol)
             self._end_stationary(stalled, small)
             stalled.status = torch.where(small & (stalled.status == RUNNING), int(Status.STALLED), stalled.status)
-        lower, moved = leave_saddles(self.problem, stalled)
+        lower_points, moved = leave_saddles(self.problem, stalled)
         rows.set(indices, stalled)
         if len(moved):
             again = indices[moved]
             at_saddles = rows.take(again)
-            restarted = at_saddles.restarted(self.problem.evaluate(lower, at_saddles.ids))
+            restarted = at_saddles.restarted(self.problem.evaluate(lower_points, at_saddles.ids))
             self._enter(restarted, None)
             rows.set(again, restarted)
 

@@ -35,7 +35,7 @@ class RowProposals:
 
     def propose_longer(self, rows: Rows, candidates: Tensor) -> Tensor:
         """Set longer trial points where that is worthwhile among `candidates`, and return the mask of these rows."""
-        indices = torch.nonzero(candidates & (rows.trials <= self._rules.max_resolves)).reshape(-1)
+        indices = torch.nonzero(candidates & (rows.trial_count <= self._rules.max_resolves)).reshape(-1)
         proposed = torch.zeros_like(candidates)
         if len(indices) == 0:
             return proposed
@@ -58,8 +58,8 @@ class RowProposals:
         last_trial, last_sigma, last_unconfirmed = rows.trial, rows.sigma, rows.sigma_unconfirmed
         self._propose(rows)
         if rows.lower is not None:
-            self._shorten(rows, pending & last_trial.truncated & (rows.trials > 0), last_trial.norm)
-        last = torch.nonzero(pending & (rows.trials > self._rules.max_resolves)).reshape(-1)
+            self._shorten(rows, pending & last_trial.truncated & (rows.trial_count > 0), last_trial.norm)
+        last = torch.nonzero(pending & (rows.trial_count > self._rules.max_resolves)).reshape(-1)
         if len(last):
             rows.trial = rows.trial.put(last, self._escape_steps(rows.take(last)))
         if count < len(rows):  # few rows have a trial point already: a proposal for them costs less than a selection
@@ -88,7 +88,7 @@ class RowProposals:
         The norm of the first step of an iteration is limited.
         """
         models = CubicModels(rows.spectra.values, rows.spectra.c)
-        is_first = rows.trials == 0
+        is_first = rows.trial_count == 0
         if bool(is_first.any()):
             max_norm, always = self._problem.max_step_norm(rows)
             sigma = self._rules.limited_sigma(models, rows.sigma, torch.where(is_first, max_norm, torch.inf), always)
@@ -116,7 +116,7 @@ class RowProposals:
         if len(indices):
             escaping = rows.take(indices)
             trial = escaping.trial
-            is_limited = (escaping.trials == 0) & (trial.multiplier > escaping.spectra.hessian_norm)
+            is_limited = (escaping.trial_count == 0) & (trial.multiplier > escaping.spectra.hessian_norm)
             norm_ratio = torch.where(is_limited, trial.norm / (self._problem.eps**0.5 * escaping.x_norm), 1.0)
             negligible = below[indices] & (trial.predicted > 0.0)
             escaping.sigma = torch.where(

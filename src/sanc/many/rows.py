@@ -258,7 +258,7 @@ class Rows(Group):
         roundoff.
     nit, nfev, njev, status : Tensor
         Counts, and the ending.
-    trials, halvings : Tensor
+    trial_count, halvings : Tensor
         Trial points of the iteration, and halvings of its escape step.
     """
 
@@ -288,7 +288,7 @@ class Rows(Group):
     nfev: Tensor
     njev: Tensor
     status: Tensor
-    trials: Tensor
+    trial_count: Tensor
     halvings: Tensor
 
     @classmethod
@@ -324,7 +324,7 @@ class Rows(Group):
             nfev=torch.ones_like(count),
             njev=torch.ones_like(count),
             status=torch.full_like(count, RUNNING),
-            trials=count,
+            trial_count=count,
             halvings=count,
         )
 

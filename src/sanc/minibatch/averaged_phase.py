@@ -230,7 +230,7 @@ class AveragedPhase:
     ) -> IterationOutcome:
         """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
         # An exception while this loss is evaluated leaves the metric as it is, which the gradient updates below.
-        first_loss = recovery.due_loss_at_first_point(state, oracle)
+        loss_at_first_point = recovery.due_loss_at_first_point(state, oracle)
         largest_rate = float(max(rates, default=1.0))
         if largest_rate > state.peak_lr:
             state = replace(state, peak_lr=largest_rate)
@@ -243,7 +243,7 @@ class AveragedPhase:
         if self._can_read_later(state, oracle):
             return self._postpone_results(state, move, scalars, oracle.space.eps)
         step = _ReadStep(scalars, StepResults(*move.results.tolist()), oracle.space.eps)
-        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, first_loss)
+        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, loss_at_first_point)
         return self._accepted_outcome(state, x, oracle, move, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
@@ -294,7 +294,7 @@ class AveragedPhase:
         return IterationOutcome(state, move.point, record)
 
     def _outcome_if_rejected(
-        self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
+        self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, loss_at_first_point: float | None
     ) -> tuple[MinibatchState, IterationOutcome | None]:
         """Reject the step if its gradient is not finite, or shows that the first ones were outliers.
 
@@ -305,7 +305,7 @@ class AveragedPhase:
                 self._next_gradient_point = x, self._next_gradient_point[1]
             return state, recovery.handle_nonfinite(state, x, oracle, results.value, results.grad_norm)
         require_finite_direction(self._settings.metric, results.dual_norm_square)
-        state, outcome = recovery.correct_first_steps(state, x, oracle, results, first_loss)
+        state, outcome = recovery.correct_first_steps(state, x, oracle, results, loss_at_first_point)
         if outcome is not None:
             self.metric.restore()  # the next gradient initialises it
         return state, outcome

@@ -112,14 +112,15 @@ def first_averaged_point(comparison: BatchComparison, x: Vector, value: float, o
         return x
     # The first loss is normal if it is above the present one, but not as far as the loss of an outlier.
     is_normal = value <= comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * value
-    first_loss = oracle.gradient_sample_value(first_point)
-    is_lower = _is_lower_at_first_point(first_loss, value, is_normal=is_normal)
-    return first_point if is_lower or (math.isfinite(first_loss) and not math.isfinite(value)) else x
+    loss_at_first_point = oracle.gradient_sample_value(first_point)
+    is_lower = _is_lower_at_first_point(loss_at_first_point, value, is_normal=is_normal)
+    is_only_finite_there = math.isfinite(loss_at_first_point) and not math.isfinite(value)
+    return first_point if is_lower or is_only_finite_there else x
 
 
-def _is_lower_at_first_point(first_loss: float, value: float, *, is_normal: bool) -> bool:
+def _is_lower_at_first_point(loss_at_first_point: float, value: float, *, is_normal: bool) -> bool:
     """Return whether the loss at the first point is below the present one, by far if the first loss was normal."""
-    return first_loss < value - (_OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0)
+    return loss_at_first_point < value - (_OUTLIER_LOSS_FRACTION * abs(value) if is_normal else 0.0)
 
 
 def due_loss_at_first_point(state: MinibatchState, oracle: Oracle) -> float | None:
@@ -130,22 +131,23 @@ def due_loss_at_first_point(state: MinibatchState, oracle: Oracle) -> float | No
 
 
 def correct_first_steps(
-    state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, first_loss: float | None
+    state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, loss_at_first_point: float | None
 ) -> tuple[MinibatchState, IterationOutcome | None]:
     """Return the next state, and an outcome if the first batches or gradients were outliers; averaging then restarts.
 
     The run returns to its first point if the loss there is far lower on this batch: the second-order phase fitted
-    outliers. The losses are compared where the one at the first point is due (`first_loss`). If the first loss was an
-    outlier, they are compared once, at any step, and the loss at the first point need only be lower.
+    outliers. The losses are compared where the one at the first point is due; `loss_at_first_point` is None elsewhere.
+    If the first loss was an outlier, they are compared once, at any step, and the loss at the first point need only be
+    lower.
     """
     value, first_point = results.value if oracle.has_values else math.nan, state.comparison.first_point
     is_normal = state.comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * results.value
-    if first_point is not None and oracle.has_values and not (is_normal and first_loss is None):
+    if first_point is not None and oracle.has_values and not (is_normal and loss_at_first_point is None):
         if not is_normal:
             state = _without_first_point(state)
-        if first_loss is None:
-            first_loss = oracle.gradient_sample_value(first_point)
-        if _is_lower_at_first_point(first_loss, value, is_normal=is_normal):
+        if loss_at_first_point is None:
+            loss_at_first_point = oracle.gradient_sample_value(first_point)
+        if _is_lower_at_first_point(loss_at_first_point, value, is_normal=is_normal):
             note = "the first batches were outliers: returned to the initial point"
             record = Record(state.iteration, value=value, grad_norm=results.grad_norm, trials=1, note=note,
                             step_norm=oracle.space.norm(first_point - x))  # fmt: skip

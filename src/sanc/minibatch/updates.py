@@ -55,7 +55,7 @@ def step_scalars(
     typical_norm = math.sqrt(state.norms.grad_norm_mean_square) if is_warm else state.norms.largest_grad_norm
     outlier_norm = _CLIPPING_FACTOR * typical_norm * state.gradient_unit
     weight = _iterate_weight(state, settings.average)
-    average_weight = max(weight / (state.weight_sum + weight), _last_weight(state, settings))
+    average_weight = max(weight / (state.weight_sum + weight), _min_average_weight(state, settings))
     return StepScalars(
         clip_norm=max(outlier_norm, NEAR_ZERO) if state.steps else NEAR_INFINITY,
         full_norm=max(_FULL_WEIGHT_NORM_RATIO * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
@@ -121,7 +121,7 @@ def adapted_offset(
     return None if offset is None else tangent_for(normals, offset, shapes)(offset), normals
 
 
-def _last_weight(state: MinibatchState, settings: Minibatch) -> float:
+def _min_average_weight(state: MinibatchState, settings: Minibatch) -> float:
     """Return a lower bound of c if the horizon is known: the average covers as many iterates as steps remain; else 0.
 
     η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
@@ -137,12 +137,12 @@ def average_weights(state: MinibatchState, settings: Minibatch, average_weight: 
 
     The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
     """
-    average, last_weight = settings.average, _last_weight(state, settings)
+    average, min_weight = settings.average, _min_average_weight(state, settings)
     if state.joined_at is None or not average.averaging:
         return None
     p, joined_at = average.weighting, space.tensor(state.joined_at)
     weights = (p + 1.0) / (state.steps - joined_at + (p + 1.0))
-    weights = weights if last_weight == 0.0 else weights.clamp(min=last_weight)
+    weights = weights if min_weight == 0.0 else weights.clamp(min=min_weight)
     return torch.where(joined_at > 0.0, weights, average_weight)
 
 

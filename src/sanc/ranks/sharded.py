@@ -55,7 +55,7 @@ class ShardedSpace(Space):
 
     def __init__(self, leaves: ShardedLeaves) -> None:
         super().__init__(sum(p.numel() for p in leaves.tensors), leaves.dtype, leaves.device)
-        self._ranks, self._held, self._leaves = leaves.ranks, leaves.dim, leaves
+        self._ranks, self._local_dim, self._leaves = leaves.ranks, leaves.dim, leaves
         self.sum_over_ranks = self._sum
 
     def _sum(self, numbers: Tensor) -> Tensor:
@@ -68,17 +68,17 @@ class ShardedSpace(Space):
         return self._sum(torch.linalg.vector_norm(v, dtype=torch.float64).square()).sqrt()
 
     def zeros(self) -> Any:
-        return torch.zeros(self._held, dtype=self.dtype, device=self.device)
+        return torch.zeros(self._local_dim, dtype=self.dtype, device=self.device)
 
     def normal(self, rng: np.random.Generator) -> Any:
         return self._leaves.local_part(torch.from_numpy(rng.standard_normal(self.dim)))
 
     def normal_on_device(self, seed: int) -> Any:
         generator = torch.Generator(self.device).manual_seed(derive_seed(seed, self._ranks.rank))
-        return torch.randn(self._held, generator=generator, dtype=self.dtype, device=self.device)
+        return torch.randn(self._local_dim, generator=generator, dtype=self.dtype, device=self.device)
 
     def rows(self, count: int) -> Any:
-        return torch.empty((count, self._held), dtype=self.dtype, device=self.device)
+        return torch.empty((count, self._local_dim), dtype=self.dtype, device=self.device)
 
     def orthogonalise(self, v: Any, rows: Any) -> Any:
         coefficients = self._sum(torch.mv(rows, v))

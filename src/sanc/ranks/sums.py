@@ -39,7 +39,7 @@ class SharedSum(FiniteSum):
     def __init__(self, problem: FiniteSum, ranks: Ranks) -> None:
         self.ranks = ranks
         self._local: FiniteSum | None = problem  # None if this rank has no row of the sample
-        self._whole = True
+        self._is_subset = False
         self.dim, self.dtype = problem.dim, problem.dtype
         weighted = False
         kind: dict[str, Any] = {"type": type(problem).__name__, "variables": problem.dim, "dtype": str(problem.dtype)}
@@ -55,15 +55,15 @@ class SharedSum(FiniteSum):
             )
         counts, _ = ranks.exchange([float(problem.n)], "the numbers of rows")
         rows = [int(row[0]) for row in counts]
-        self.n, self._first, self._held = sum(rows), sum(rows[: ranks.rank]), problem.n
+        self.n, self._first, self._local_count = sum(rows), sum(rows[: ranks.rank]), problem.n
 
     def subset(self, rows: Array) -> FiniteSum:
-        if not self._whole:
+        if self._is_subset:
             raise NotImplementedError("a sample of a sum on several ranks cannot be sampled again")
         rows, part = np.asarray(rows), copy(self)
-        here = rows[(rows >= self._first) & (rows < self._first + self._held)] - self._first
+        here = rows[(rows >= self._first) & (rows < self._first + self._local_count)] - self._first
         part._local = self._local.subset(here) if self._local is not None and here.size else None
-        part.n, part._held, part._whole = len(rows), here.size, False
+        part.n, part._local_count, part._is_subset = len(rows), here.size, True
         return part
 
     def value(self, w: Array) -> float:
@@ -88,5 +88,5 @@ class SharedSum(FiniteSum):
             value, derivative = evaluate(self._local)
             return [value], torch.tensor(derivative, device=self.ranks.device) if vector else None
 
-        averaged = average(self.ranks, local, label, like=zero, terms=float(self._held))
+        averaged = average(self.ranks, local, label, like=zero, terms=float(self._local_count))
         return averaged.numbers[0], None if averaged.vector is None else averaged.vector.cpu().numpy()

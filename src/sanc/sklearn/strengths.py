@@ -334,8 +334,8 @@ def _solver(problem: LinearSum, w: Array) -> Callable[[Array], Array] | None:
 
     def solution(u: Array) -> Array:
         linear_solution = solve(
-            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, no_pairs, lower=0.0,
-            rtol=_LINEAR_SYSTEM_TOLERANCE,
+            lambda q: torch.from_numpy(product(q.numpy())), torch.from_numpy(u), space, no_pairs,
+            eigenvalue_lower_bound=0.0, rtol=_LINEAR_SYSTEM_TOLERANCE,
         )  # fmt: skip
         is_solved = linear_solution.residual <= math.sqrt(_LINEAR_SYSTEM_TOLERANCE) * float(np.linalg.norm(u))
         return linear_solution.v.numpy() if is_solved else np.full(len(u), math.nan)

@@ -111,8 +111,8 @@ class SumOracle(Oracle):
         self.space = NumpySpace(problem.dim, problem.dtype)
         self.meter = Meter()
         self.requested = list(requested)
-        self._base = self.sizes[:2] if grow else None
-        self._reference: float | None = None  # norm of the first step
+        self._first_sizes = self.sizes[:2] if grow else None
+        self._first_step_norm: float | None = None
         self._draws = Draws(problem.n, seed, sampling)
         self._iteration = -1
         self._samples: dict[int, FiniteSum] = {}
@@ -136,12 +136,14 @@ class SumOracle(Oracle):
                 self._gradients.clear()
 
     def end(self, step_norm: float) -> None:
-        if self._base is not None and step_norm > 0.0:
-            self._reference = self._reference or step_norm
-            self.requested[:2] = growing_sample_sizes(step_norm, self._reference, self._base, self.problem.n)
+        if self._first_sizes is not None and step_norm > 0.0:
+            self._first_step_norm = self._first_step_norm or step_norm
+            self.requested[:2] = growing_sample_sizes(
+                step_norm, self._first_step_norm, self._first_sizes, self.problem.n
+            )
 
     def numbers(self) -> dict[str, Any]:
-        return {"sizes": list(self.sizes[:2]), "reference": self._reference}
+        return {"sizes": list(self.sizes[:2]), "reference": self._first_step_norm}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         sizes, reference = numbers["sizes"], numbers["reference"]
@@ -150,8 +152,8 @@ class SumOracle(Oracle):
             raise state_error("resume['oracle']['sizes']", sizes, f"two sizes from 1 to {self.problem.n}")
         if reference is not None and not (isinstance(reference, float) and reference > 0):
             raise state_error("resume['oracle']['reference']", reference, "None or a positive number")
-        if self._base is not None:
-            self.requested[:2], self._reference = sizes, reference
+        if self._first_sizes is not None:
+            self.requested[:2], self._first_step_norm = sizes, reference
 
     def sample(self, role: int) -> FiniteSum:
         """Return the sample of this iteration for a role. Repeated calls return the same sample."""

@@ -50,8 +50,8 @@ def stationary_ending(run: Run) -> Ending:
     if _needs_no_curvature(run):
         return Ending(Status.SECOND_ORDER)
     max_products = run.limits.max_products
-    measured = _is_uncapped_first_point(run)
-    if measured and run.oracle.has_user_gradient:
+    counts_units_product = _is_uncapped_first_point(run)
+    if counts_units_product and run.oracle.has_user_gradient:
         defect = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
         if defect is not None:
             return Ending(Status.INCONSISTENT, defect.sentence)
@@ -59,7 +59,7 @@ def stationary_ending(run: Run) -> Ending:
         affordable = max(_MIN_PROBE_PRODUCTS, run.oracle.meter.nhev // _PROBE_DIVISOR)
         max_products = affordable if max_products is None else min(max_products, affordable)
     cert, v = run.compute_certificate(run.oracle, max_products, run.seed + run.iterations)
-    cert = replace(cert, products=cert.products + 1) if measured else cert
+    cert = replace(cert, products=cert.products + 1) if counts_units_product else cert
     if not cert.saddle:
         ending = _ending_without_saddle(run, cert)
     elif cert.inconsistent:
@@ -157,12 +157,13 @@ def _roundoff_ending(run: Run) -> Ending:
     cause, with which the run ends unless `error_is_negligible`.
     """
     oracle, space = run.oracle, run.oracle.space
-    g, limit = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
+    g, relative_rounding = oracle.gradient(run.x)[1], ROUNDING_ERRORS * space.eps
     with oracle.uncounted():
         error, truncation = estimate_gradient_rounding(oracle, run.x, run.first_length_scale), None
-        by_rounding_x = limit * space.norm(run.x) * error / run.scale_of_f
+        by_rounding_x = relative_rounding * space.norm(run.x) * error / run.scale_of_f
         predicts_none = all(
-            record.model_decrease <= limit * abs(record.value) + by_rounding_x for record in run.history[-STALL_LIMIT:]
+            record.model_decrease <= relative_rounding * abs(record.value) + by_rounding_x
+            for record in run.history[-STALL_LIMIT:]
         )
         if not (predicts_none or oracle.differenced_gradient):
             return Ending(Status.STALLED)
@@ -198,8 +199,8 @@ def error_is_negligible(run: Run) -> bool:
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """
     value, lowest = run.oracle.gradient(run.x)[0], run.certificate.lower_bound if run.certificate else 0.0
-    limit, error = math.sqrt(run.oracle.space.eps) * (run.first_value - value), run.gradient_rounding
-    return lowest > 0.0 and 0.5 * error * (error / lowest) <= limit
+    negligible_decrease, error = math.sqrt(run.oracle.space.eps) * (run.first_value - value), run.gradient_rounding
+    return lowest > 0.0 and 0.5 * error * (error / lowest) <= negligible_decrease
 
 
 def _difference_error_defect(run: Run) -> Defect | None:

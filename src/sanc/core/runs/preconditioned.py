@@ -123,8 +123,8 @@ class _PreconditionedOperator(Operator):
 
     def _multiply(self, v: Vector) -> tuple[Vector, Vector]:
         """Return Lv and HLv."""
-        moved = self.oracle.multiply(v)
-        return moved, self.inner(moved)
+        image_of_v = self.oracle.multiply(v)
+        return image_of_v, self.inner(image_of_v)
 
     def gradient(self) -> Vector:
         return self.oracle.multiply_transposed(self.inner.gradient())

@@ -43,9 +43,9 @@ def _lower_point(run: Run, cert: Certificate, v: Vector) -> Vector | None:
     ‖x‖ or the length scale.
     """
     space, (value, g) = run.oracle.space, run.oracle.gradient(run.x)
-    f_scale = math.sqrt(max(abs(value), 1.0 / space.max) / -cert.lambda_min)  # f may have underflowed to 0
-    max_step = max(f_scale, length_scale_at(run.units.length_scale, space.norm(run.x)))
-    first_step = max(math.sqrt(2.0 * space.eps) * f_scale, math.sqrt(space.eps) * max_step)
+    decrease_length = math.sqrt(max(abs(value), 1.0 / space.max) / -cert.lambda_min)  # f may have underflowed to 0
+    max_step = max(decrease_length, length_scale_at(run.units.length_scale, space.norm(run.x)))
+    first_step = max(math.sqrt(2.0 * space.eps) * decrease_length, math.sqrt(space.eps) * max_step)
     sign = -math.copysign(1.0, space.dot(g, v))
     for direction in (v * sign, v * -sign):
         lower_point = _search_along(run, direction, first_step, max_step, value - space.eps * abs(value))

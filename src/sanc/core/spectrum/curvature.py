@@ -267,10 +267,10 @@ def _extend_until_decided(
     time_is_up: Callable[[], bool],
 ) -> CurvatureBound:
     """Extend the Krylov space until its bound on λ_min is decided or cannot be improved, and return that bound."""
-    lower, is_large = -math.inf, process.space.dim > _MAX_FULL_SPACE_DIM
+    eigenvalue_lower_bound, is_large = -math.inf, process.space.dim > _MAX_FULL_SPACE_DIM
     for must_stop in process.extend_between_tests(max_products, _SPARSE_TEST_DIVISOR, time_is_up):
-        bound = bound_curvature(process, confidence, lower)
-        lower = bound.lower
+        bound = bound_curvature(process, confidence, eigenvalue_lower_bound)
+        eigenvalue_lower_bound = bound.lower_bound
         is_decided = _is_decided(bound, process, curvature_tolerance * process.product_scale, relative_error)
         if must_stop or is_decided or (bound.cannot_improve and is_large):
             break
@@ -287,7 +287,7 @@ def _is_decided(
             return False
         is_tight = bound.error <= max(tolerance, relative_error * abs(theta))
         return is_tight and not -tolerance <= theta < bound.error - tolerance
-    if bound.lower >= -tolerance:
+    if bound.lower_bound >= -tolerance:
         return True
     has_converged = process.krylov.residual_of(bound.spectrum.vectors[:, 0]) <= _RITZ_RESIDUAL_TOLERANCE * abs(theta)
     return has_converged and theta + bound.product_error < -tolerance

@@ -112,14 +112,14 @@ def find_extremes(
 
     If `rough`, products may have a lower precision than their type, as under autocast. One more product measures it.
     """
-    lower, upper, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
+    lower_bound, upper_bound, one_sided = -math.inf, math.inf, 0.5 * (1.0 + confidence)
     measured = _MEASURED_ERRORS if oracle.differenced_products else 0
     with monitored_lanczos(oracle, x, seed, store=store, rough=rough, measured_errors=_MEASURED_ERRORS) as process:
         krylov = process.krylov
         for must_stop in process.extend_between_tests(max_products, _DENSE_TEST_DIVISOR, time_is_up, report):
-            bound = bound_curvature(process, one_sided, lower, sharp=store)
-            mirrored = bound_curvature(process, one_sided, -upper, negated=True, sharp=store)
-            lower, upper, norm = bound.lower, -mirrored.lower, bound.spectrum.norm
+            bound = bound_curvature(process, one_sided, lower_bound, sharp=store)
+            mirrored = bound_curvature(process, one_sided, -upper_bound, negated=True, sharp=store)
+            lower_bound, upper_bound, norm = bound.lower_bound, -mirrored.lower_bound, bound.spectrum.norm
             loose = [end for end in (bound, mirrored) if not end.error <= relative_error * norm]
             is_tight = not loose
             at_roundoff = all(
@@ -133,8 +133,8 @@ def find_extremes(
     return Extremes(
         lambda_min=process.unscaled(float(values[0])),
         lambda_max=process.unscaled(float(values[-1])),
-        lower_bound=process.unscaled(lower),
-        upper_bound=process.unscaled(upper),
+        lower_bound=process.unscaled(lower_bound),
+        upper_bound=process.unscaled(upper_bound),
         ritz_error=process.unscaled(bound.product_error),
         confidence=1.0 if bound.is_full else confidence,
         products=krylov.dim + rough + min(measured, krylov.dim),

@@ -221,7 +221,7 @@ class CurvatureBound:
         Eigenpairs of T.
     product_error : float
         ‖F‖, the error of the products.
-    lower : float
+    lower_bound : float
         A lower bound of λ_min, the largest of this space and of smaller ones.
     is_full : bool
         Whether the Krylov space is the whole space, so that no eigenvalue can be missed.
@@ -231,7 +231,7 @@ class CurvatureBound:
 
     spectrum: cubic.Spectrum
     product_error: float
-    lower: float
+    lower_bound: float
     is_full: bool
     cannot_improve: bool
 
@@ -243,13 +243,18 @@ class CurvatureBound:
     @property
     def error(self) -> float:
         """θ_1 minus the lower bound."""
-        return self.spectrum.leftmost - self.lower
+        return self.spectrum.leftmost - self.lower_bound
 
 
 def bound_curvature(
-    process: MonitoredLanczos, confidence: float, lower: float, *, negated: bool = False, sharp: bool = False
+    process: MonitoredLanczos,
+    confidence: float,
+    eigenvalue_lower_bound: float,
+    *,
+    negated: bool = False,
+    sharp: bool = False,
 ) -> CurvatureBound:
-    """Return the bounds from the current Krylov space, given the lower bound from smaller ones.
+    """Return the bounds from the current Krylov space, given the lower bound of λ_min from smaller ones.
 
     If `negated`, they are bounds of −B. If `sharp`, they use that the Lanczos vectors are orthonormal.
     """
@@ -263,12 +268,12 @@ def bound_curvature(
         error, cannot_improve = product_error, True
     else:
         error, cannot_improve = bound_missed_eigenvalues(spectrum, krylov, dim, product_error, confidence, sharp)
-    if spectrum.leftmost - product_error < lower:
-        lower = -math.inf  # the new Ritz value contradicts the earlier bound
+    if spectrum.leftmost - product_error < eigenvalue_lower_bound:
+        eigenvalue_lower_bound = -math.inf  # the new Ritz value contradicts the earlier bound
     # All bounds hold on one event: the component of the start along v is at least t √(π/2n). So the largest of them
     # holds too.
-    lower = max(lower, spectrum.leftmost - error)
-    return CurvatureBound(spectrum, product_error, lower, is_full, cannot_improve)
+    eigenvalue_lower_bound = max(eigenvalue_lower_bound, spectrum.leftmost - error)
+    return CurvatureBound(spectrum, product_error, eigenvalue_lower_bound, is_full, cannot_improve)
 
 
 def is_below_roundoff(process: MonitoredLanczos, bound: CurvatureBound, confidence: float, error: float) -> bool:
