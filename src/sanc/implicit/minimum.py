@@ -17,7 +17,7 @@ from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.derivatives import norm_of
-from sanc.implicit.examination import NOT_FINITE_PROBLEM, ONE_SIDED_PROBLEM, SolveOptions, examine, solve_with
+from sanc.implicit.examination import NOT_FINITE_REASON, ONE_SIDED_REASON, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.smallest_eigenvalue import GradientOf
@@ -77,7 +77,7 @@ class DifferentiableMinimum:
         examined = self._examined
         self.x = self._extend(examined.x, x)
         self.solution = Solution(
-            result, examined.curvature.certificate, examined.grad_norm, examined.hessian_change, examined.problem
+            result, examined.curvature.certificate, examined.grad_norm, examined.hessian_change, examined.reason
         )
 
     @property
@@ -126,10 +126,10 @@ class DifferentiableMinimum:
 
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
-        problem = self.solution.problem
-        if problem:
-            remedy = _BOUND_REMEDY if problem == ONE_SIDED_PROBLEM else _REMEDY
-            report_singular(f"{problem} ({self._curvature()})", self.options.on_singular, remedy)
+        reason = self.solution.problem
+        if reason:
+            remedy = _BOUND_REMEDY if reason == ONE_SIDED_REASON else _REMEDY
+            report_singular(f"{reason} ({self._curvature()})", self.options.on_singular, remedy)
 
     def _curvature(self) -> str:
         """Return λ_min, its bound and ‖∇f‖ in words."""
@@ -146,21 +146,27 @@ class DifferentiableMinimum:
                 solution = solve_with(
                     self._oracle, self._operator, right, examined.curvature, rtol, self.options, examined.hessian_change
                 )
-            except NonFiniteProductError as problem:
+            except NonFiniteProductError as error:
                 raise SingularMinimumError(
-                    f"the minimum cannot be differentiated: {NOT_FINITE_PROBLEM}. Pass another x0, or a function "
+                    f"the minimum cannot be differentiated: {NOT_FINITE_REASON}. Pass another x0, or a function "
                     "with a finite Hessian."
-                ) from problem
-        error = solution.error + examined.x_error
+                ) from error
+        solution_error = solution.error + examined.x_error
         norm_v = self.space.norm(solution.v)
         self.solution.derivatives.append(
-            Derivative(error, error * norm_v if norm_v > 0.0 else 0.0, error, solution.residual, solution.products)
+            Derivative(
+                solution_error,
+                solution_error * norm_v if norm_v > 0.0 else 0.0,
+                solution_error,
+                solution.residual,
+                solution.products,
+            )
         )
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
-        if not error <= _MAX_DERIVATIVE_ERROR and not has_warned:
+        if not solution_error <= _MAX_DERIVATIVE_ERROR and not has_warned:
             report_singular(
-                f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
-                f"({self._curvature()})",
+                f"the estimated relative error of its derivative is {solution_error:.1e} after {solution.products} "
+                f"products ({self._curvature()})",
                 self.options.on_singular,
             )
         return self._extend(solution.v, torch.zeros_like(self.x))
@@ -213,9 +219,9 @@ def curvature_in_words(certificate: Certificate, grad_norm: float) -> str:
     )
 
 
-def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:
+def report_singular(reason: str, on_singular: str, remedy: str = _REMEDY) -> None:
     """Raise the error of a minimum without a reliable derivative, or warn about it."""
     if on_singular == "warn":
-        warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
+        warn(f"The derivative of the minimum may be wrong: {reason}.", RuntimeWarning)
         return
-    raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")
+    raise SingularMinimumError(f"the minimum cannot be differentiated: {reason}. {remedy}")

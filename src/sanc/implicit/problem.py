@@ -113,11 +113,11 @@ class ImplicitProblem:
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
         products = MixedProducts(self.value, minimum.x, theta, self._differentiated)
         minimum.mixed = examine_mixed(products, names, minimum.inverse)
-        if problem := minimum.mixed.problem:
+        if reason := minimum.mixed.reason:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
             )
-            report_singular(problem, self._solve_options.on_singular, remedy)
+            report_singular(reason, self._solve_options.on_singular, remedy)
 
     def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
         """Minimise; raise or warn if the run does not converge."""
@@ -229,13 +229,13 @@ class ImplicitProblem:
         """Return v with ∇²_x f(x, θ) v = u."""
         try:
             u = u.detach()
-        except RuntimeError as problem:
-            if "atching" not in str(problem):
+        except RuntimeError as error:
+            if "atching" not in str(error):
                 raise
             raise ArgumentError(
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
-            ) from problem
+            ) from error
         self._last_solved = self._minimum_at(x, theta)
         return self._last_solved.solve(u)
 
