@@ -117,10 +117,9 @@ class DifferentiableMinimum:
             return None
 
         def product(w: Tensor) -> Tensor:
-            inside, rest = eigenpairs.eliminate(self._compress(w))
-            return self._extend(
-                eigenpairs.combine(eigenpairs.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x)
-            )
+            projections, complement_rhs = eigenpairs.eliminate(self._compress(w))
+            coefficients = eigenpairs.coefficients(projections, 0.0)
+            return self._extend(eigenpairs.combine(coefficients, 0.0 * complement_rhs), torch.zeros_like(self.x))
 
         return product
 
