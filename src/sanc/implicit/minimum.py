@@ -49,7 +49,7 @@ class DifferentiableMinimum:
     options : SolveOptions
         Options of `argmin` for derivatives.
     solution : Solution
-        The report, to which every linear system is added.
+        The report, to which the problem adds every derivative.
     mixed : MixedDerivative
         Norms of ∂²f/∂x∂θ.
     """
@@ -134,8 +134,8 @@ class DifferentiableMinimum:
         """Return λ_min, its bound and ‖∇f‖ in words."""
         return curvature_in_words(self.certificate, self.solution.grad_norm)
 
-    def solve(self, u: Tensor) -> Tensor:
-        """Return v with H v = u; zero for variables at a bound."""
+    def solve(self, u: Tensor) -> tuple[Tensor, Derivative]:
+        """Return v with H v = u, zero for variables at a bound, and its error as that of a derivative."""
         examined, right = self._examined, self._compress(u.detach())
         rtol = self.options.rtol or math.sqrt(self.space.eps)
         if self.options.rtol is None and not examined.curvature.is_formed:
@@ -150,45 +150,43 @@ class DifferentiableMinimum:
                     f"the minimum cannot be differentiated: {NOT_FINITE_REASON}. Pass another x0, or a function "
                     "with a finite Hessian."
                 ) from error
-        solution_error = solution.error + examined.x_error
-        norm_v = self.space.norm(solution.v)
-        self.solution.derivatives.append(
-            Derivative(
-                solution_error,
-                solution_error * norm_v if norm_v > 0.0 else 0.0,
-                solution_error,
-                solution.residual,
-                solution.products,
-            )
-        )
+        relative, norm_v = solution.error + examined.x_error, self.space.norm(solution.v)
+        absolute = relative * norm_v if norm_v > 0.0 else 0.0
+        derivative = Derivative(relative, absolute, relative, solution.residual, solution.products)
+        return self._extend(solution.v, torch.zeros_like(self.x)), derivative
+
+    def check_accuracy(self, derivative: Derivative) -> None:
+        """Raise or warn if the error of a solution is too large for a derivative."""
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
-        if not solution_error <= _MAX_DERIVATIVE_ERROR and not has_warned:
+        if not derivative.solution_error <= _MAX_DERIVATIVE_ERROR and not has_warned:
             report_singular(
-                f"the estimated relative error of its derivative is {solution_error:.1e} after {solution.products} "
-                f"products ({self._curvature()})",
+                f"the estimated relative error of its derivative is {derivative.solution_error:.1e} after "
+                f"{derivative.products} products ({self._curvature()})",
                 self.options.on_singular,
             )
-        return self._extend(solution.v, torch.zeros_like(self.x))
 
-    def report_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
-        """Add the error of Mᵀv to the report, where `products` are its parts for the parameters with these indices.
+    def include_products(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
+        """Include the norms of the parts of Mᵀv for the parameters with these indices in the estimates of ‖M‖."""
+        seen = dict(zip(indices, map(norm_of, products), strict=True))
+        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_of(v)))
 
-        With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
+    def reverse_derivative(
+        self, solved: Derivative, v: Tensor, indices: list[int], products: Sequence[Tensor]
+    ) -> Derivative:
+        """Return Mᵀv as a derivative, given v as one, and the parts of Mᵀv for the parameters with these indices.
+
+        With an error δ of v the error of Mᵀv is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
-        norm_v, norms = norm_of(v), [norm_of(product) for product in products]
-        seen = dict(zip(indices, norms, strict=True))
-        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_v))
-        norm = math.hypot(*norms)
-        last, absolute = self.solution.derivatives[-1], 0.0
+        norm_v, norm, absolute = norm_of(v), math.hypot(*map(norm_of, products)), 0.0
         if norm_v > 0.0:
             norm_m = self.mixed.norms.combined(indices)
             x_error = norm_m * norm_v * self._examined.x_error
             absolute = min(
-                norm_m * norm_v * last.solution_error,
-                self.mixed.inverse_norms.combined(indices) * last.residual + x_error,
+                norm_m * norm_v * solved.solution_error,
+                self.mixed.inverse_norms.combined(indices) * solved.residual + x_error,
             )
         relative = absolute / norm if norm > 0.0 else math.inf if absolute > 0.0 else 0.0
-        self.solution.derivatives[-1] = replace(last, error=relative, absolute_error=absolute)
+        return replace(solved, error=relative, absolute_error=absolute)
 
 
 def certificate_at(oracle: Oracle, x: Tensor, box: Box | None, result: Any, options: SolveOptions) -> Certificate:

@@ -21,7 +21,7 @@ from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvature_in_words, report_singular
 from sanc.implicit.mixed import MixedProducts, examine_mixed
-from sanc.implicit.solution import Solution
+from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.entry import minimize
 from sanc.minimisation.objective import build_oracle
@@ -68,7 +68,7 @@ class ImplicitProblem:
         ]
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
-        self._last_solved: DifferentiableMinimum | None = None
+        self._last_solved: tuple[DifferentiableMinimum, Derivative] | None = None
         self._next_index = 0  # index of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -236,8 +236,12 @@ class ImplicitProblem:
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
             ) from error
-        self._last_solved = self._minimum_at(x, theta)
-        return self._last_solved.solve(u)
+        minimum = self._minimum_at(x, theta)
+        v, derivative = minimum.solve(u)
+        minimum.solution.derivatives.append(derivative)
+        minimum.check_accuracy(derivative)
+        self._last_solved = minimum, derivative
+        return v
 
     def report_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
         """Report the error of the products with the parts of M, where `v` is the last solution.
@@ -246,7 +250,9 @@ class ImplicitProblem:
         """
         if not self.transformed and not is_transformed([v, *products]):
             assert self._last_solved is not None
-            self._last_solved.report_derivative(v, needed, products)
+            minimum, solved = self._last_solved
+            minimum.include_products(v, needed, products)
+            minimum.solution.derivatives[-1] = minimum.reverse_derivative(solved, v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""
