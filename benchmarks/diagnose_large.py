@@ -189,8 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = {"hvp": hvp, "starts": options.starts, "max_time": options.max_time}
             try:
                 row |= measure(model, batches, held_out, baseline, **settings)
-            except (torch.OutOfMemoryError, sanc.SancError) as problem:
-                row["error"] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:80]}"
+            except (torch.OutOfMemoryError, sanc.SancError) as error:
+                row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
                 print(row["error"], flush=True)
             rows.append(row)
             gc.collect()

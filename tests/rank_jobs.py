@@ -144,8 +144,8 @@ def error_of(job):
     """Return type and text of the exception that a function raises; empty if there is none."""
     try:
         job()
-    except Exception as problem:
-        return type(problem).__name__, str(problem)
+    except Exception as error:
+        return type(error).__name__, str(error)
     return "", ""
 
 
@@ -705,8 +705,8 @@ def raise_under_a_wrapper(wrapped):
     before = flat(model).clone()
     try:
         opt.step(lambda: closure(True))
-    except Exception as problem:
-        return type(problem).__name__, bool(torch.equal(flat(model), before))
+    except Exception as error:
+        return type(error).__name__, bool(torch.equal(flat(model), before))
 
 
 # ---------------------------------------------------------------------------------------------- drift

@@ -103,8 +103,8 @@ def _rank(rank, size, folder, timeout, backend, job, arguments):
             timeout=datetime.timedelta(seconds=timeout),
         )  # fmt: skip
         result = job(*arguments)
-    except Exception as problem:
-        result = Raised(problem)
+    except Exception as error:
+        result = Raised(error)
     torch.save(result, f"{folder}/{rank}.part")
     os.rename(f"{folder}/{rank}.part", f"{folder}/{rank}.pt")
     if not isinstance(result, Raised):

@@ -171,8 +171,8 @@ def write(target: Path, only: str) -> None:
         if only in name:
             try:
                 found[name] = run()
-            except Exception as problem:
-                found[name] = [f"{type(problem).__name__}: {problem}", []]
+            except Exception as error:
+                found[name] = [f"{type(error).__name__}: {error}", []]
     target.write_text(json.dumps(found))
 
 

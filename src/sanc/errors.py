@@ -156,7 +156,7 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:_WIDTH_OF_LINE]}" if lines else type(error).__name__
 
 
-def call_problem(function: Any, count: int, keywords: Mapping[str, Any] | None = None) -> str:
+def call_mismatch(function: Any, count: int, keywords: Mapping[str, Any] | None = None) -> str:
     """Return why a function cannot be called with so many positional arguments, and with these keywords.
 
     The reason is empty if it can, or is not known.
@@ -180,10 +180,10 @@ def missing_attribute(owner: object, name: str, replacements: Mapping[str, str])
     return AttributeError(f"{type(owner).__name__} has no attribute {name!r}{remedy}", name=name, obj=owner)
 
 
-def in_place_error(problem: Exception) -> ArgumentError:
+def in_place_error(error: Exception) -> ArgumentError:
     """Return the error for a function that changes x in place, from torch's own."""
     return ArgumentError(
-        f"fun changes x in place ({first_line(problem)}): use operations that return new tensors, such as x + 1 for "
+        f"fun changes x in place ({first_line(error)}): use operations that return new tensors, such as x + 1 for "
         "x.add_(1), or change x.clone()."
     )
 

@@ -217,11 +217,11 @@ def _with_checked_options(method: Method, options: Mapping[str, Any], other_name
 def _reject_minibatch_options(method: Method, options: Mapping[str, Any]) -> None:
     """Raise an error for a setting of the averaged phase beside a method that has none, such as preset "paper"."""
     for name in sorted(_setting_names(Minibatch()) & options.keys()):
-        problem = f"{name} = {shown(options[name])}"
+        setting = f"{name} = {shown(options[name])}"
         if method.name in METHODS and method.name not in ("sanc", "scr"):
-            raise ArgumentError(f"{problem} is used by sanc and scr alone, not by {method.name}: leave it out.")
+            raise ArgumentError(f"{setting} is used by sanc and scr alone, not by {method.name}: leave it out.")
         raise ArgumentError(
-            f"{problem} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
+            f"{setting} is a setting of the averaged phase, which this method does not have: leave it out, or pass "
             "minibatch=sanc.Minibatch() too."
         )
 

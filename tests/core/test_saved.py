@@ -80,8 +80,8 @@ def message_of(call):
     """Return the words of our error, or none where there was no error."""
     try:
         call()
-    except sanc.SancError as problem:
-        return str(problem)
+    except sanc.SancError as error:
+        return str(error)
     return ""
 
 

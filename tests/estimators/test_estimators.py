@@ -171,9 +171,9 @@ def test_verbose_prints_the_iterations(rng, capsys):
 )
 def test_errors_name_the_invalid_argument(estimator, weights, words, rng):
     X, y = data(2, rng)
-    with pytest.raises((ValueError, TypeError)) as problem:
+    with pytest.raises((ValueError, TypeError)) as error:
         estimator.fit(X, y, weights)
-    assert words in str(problem.value)
+    assert words in str(error.value)
     assert not hasattr(estimator, "coef_")
 
 
@@ -420,8 +420,8 @@ def test_the_search_uses_constant_columns_single_precision_and_balanced_classes(
 )
 def test_mistakes_of_the_search_are_errors(how, words, rng):
     X, y = rng.normal(size=(30, 2)), np.repeat([0, 1, 2], 10)
-    with pytest.raises(ValueError) as problem:
+    with pytest.raises(ValueError) as error:
         LogisticRegressionCV(**{"search": "gradient"} | how).fit(X, y)
-    assert words in str(problem.value)
+    assert words in str(error.value)
     with pytest.raises(sanc.ArgumentError, match="sample_weight is zero in all rows that a fold"):
         LogisticRegressionCV(search="gradient", cv=KFold(3, shuffle=True)).fit(X, y, np.eye(30)[0])

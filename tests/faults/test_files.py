@@ -113,10 +113,10 @@ def test_flipped_bytes_of_a_run(tmp_path, name, tally):
         try:
             if outcome(runs.execute(SPEC, tmp_path / "cut")) != whole:
                 failures.append((case, "another result"))
-        except sanc.SancError as problem:
-            failures += [] if str(folder) in str(problem) else [(case, str(problem))]
-        except Exception as problem:
-            failures.append((case, repr(problem)))
+        except sanc.SancError as error:
+            failures += [] if str(folder) in str(error) else [(case, str(error))]
+        except Exception as error:
+            failures.append((case, repr(error)))
     tally("flipped bytes of a run", cases, failures)
 
 
@@ -155,10 +155,10 @@ def test_flipped_bytes_of_the_parsed_form(tmp_path, sparse, monkeypatch, tally):
                 X = again.X.toarray() if sparse else np.array(again.X)
                 if not (np.array_equal(X, dense) and np.array_equal(again.y, known.y)):
                     failures.append((path.name, "other data"))
-            except datasets.DataError as problem:
-                failures += [] if str(entry) in str(problem) and "remove" in str(problem) else [str(problem)]
-            except Exception as problem:
-                failures.append((path.name, repr(problem)))
+            except datasets.DataError as error:
+                failures += [] if str(entry) in str(error) and "remove" in str(error) else [str(error)]
+            except Exception as error:
+                failures.append((path.name, repr(error)))
         path.write_bytes(content)
     tally("flipped bytes of the parsed form", cases, failures)
 
@@ -207,13 +207,13 @@ def test_mutated_data_files(tmp_path, monkeypatch, tally):
                 expected is not None and np.array_equal(found.X, expected[0]) and np.array_equal(found.y, expected[1])
             )
             failures += [] if same else [(case, "other data")]
-        except datasets.DataError as problem:
+        except datasets.DataError as error:
             if expected is not None:
-                failures.append((case, f"rejected: {problem}"))
-            if str(path) not in str(problem):
-                failures.append((case, f"no path: {problem}"))
-        except Exception as problem:
-            failures.append((case, repr(problem)))
+                failures.append((case, f"rejected: {error}"))
+            if str(path) not in str(error):
+                failures.append((case, f"no path: {error}"))
+        except Exception as error:
+            failures.append((case, repr(error)))
     assert 20 < read < cases - 20
     tally("mutated data files", cases, failures)
 
@@ -253,12 +253,12 @@ def test_tables_with_and_without_headers(tmp_path, tally):
             read += 1
             if not (np.array_equal(found.X, X) and found.classes == max(y) + 1):
                 failures.append((case, kind, named, rows[:3], "other data"))
-        except datasets.DataError as problem:
+        except datasets.DataError as error:
             expected = len(set(labels)) < 2 or len(set(labels)) > max(2, n // 2)
-            if not (expected or "header" in str(problem) or "or one named label" in str(problem)):
-                failures.append((case, kind, named, rows[:3], str(problem)))
-        except Exception as problem:
-            failures.append((case, repr(problem)))
+            if not (expected or "header" in str(error) or "or one named label" in str(error)):
+                failures.append((case, kind, named, rows[:3], str(error)))
+        except Exception as error:
+            failures.append((case, repr(error)))
     assert read > cases // 2
     tally("tables with and without headers", cases, failures)
 
@@ -279,10 +279,10 @@ def test_mutated_files_of_users(tmp_path, tally):
                 found = user_files.load(str(path), "float32")
                 if not np.isfinite(found.X).all() or found.X.dtype != np.float32:
                     failures.append((name, cases, "not finite"))
-            except datasets.DataError as problem:
-                failures += [] if str(path) in str(problem) else [str(problem)]
-            except Exception as problem:
-                failures.append((name, cases, repr(problem)))
+            except datasets.DataError as error:
+                failures += [] if str(path) in str(error) else [str(error)]
+            except Exception as error:
+                failures.append((name, cases, repr(error)))
     tally("mutated files of users", cases, failures)
 
 
@@ -300,9 +300,9 @@ def test_mutated_reports(tmp_path, tally):
                 (run,) = sanc.lab.traces.read(tmp_path)
                 if path.name == "trace.jsonl" and (run.final_loss != known or path.read_bytes() != content):
                     failures.append((path.name, "another trace"))
-            except sanc.lab.traces.TraceError as problem:
-                failures += [] if str(folder) in str(problem) else [str(problem)]
-            except Exception as problem:
-                failures.append((path.name, repr(problem)))
+            except sanc.lab.traces.TraceError as error:
+                failures += [] if str(folder) in str(error) else [str(error)]
+            except Exception as error:
+                failures.append((path.name, repr(error)))
         path.write_bytes(content)
     tally("mutated reports", cases, failures)

@@ -107,8 +107,8 @@ def test_a_fault_at_every_call_of_a_loss(kind, preset, style, tally):
                 run = Run(kind, preset, style, fault, at, exact)
                 try:
                     failure = run.go()
-                except Exception as problem:
-                    failure = f"{type(problem).__name__}: {problem}"
+                except Exception as error:
+                    failure = f"{type(error).__name__}: {error}"
                 # Without closures the caller's forward pass updates BatchNorm's buffers, which the step cannot undo.
                 if not failure and fault == "raise" and style != "gradients":
                     failure = (
@@ -175,8 +175,8 @@ def test_a_fault_at_every_call_of_a_callable(method, preset, tally):
                             failure = "success away from a stationary point"
                     except InjectedError:
                         failure = "" if fault is None else "raised an error that was not injected"
-                    except Exception as problem:
-                        failure = f"{type(problem).__name__}: {problem}"
+                    except Exception as error:
+                        failure = f"{type(error).__name__}: {error}"
                 cases += 1
                 failures += [(name, at, fault, failure)] if failure else []
     tally("injection in callables", cases, failures)

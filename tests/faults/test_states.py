@@ -33,8 +33,8 @@ def test_a_corrupted_state_is_rejected_or_works(kind, preset, style, options, ta
                 opt.load_state_dict(broken)
             except sanc.SancError:
                 continue
-            except Exception as problem:
-                failures.append((path, wrong, repr(problem)))
+            except Exception as error:
+                failures.append((path, wrong, repr(error)))
                 continue
             if cases % 29 == 0:  # test some accepted states by a step
                 other, twin, _ = saved.optimiser(kind, preset, style, **options)
@@ -45,8 +45,8 @@ def test_a_corrupted_state_is_rejected_or_works(kind, preset, style, options, ta
                         failures.append((path, wrong, "not finite"))
                 except sanc.SancError:
                     pass
-                except Exception as problem:
-                    failures.append((path, wrong, repr(problem)))
+                except Exception as error:
+                    failures.append((path, wrong, repr(error)))
     opt.load_state_dict(state)
     twin_model, twin, _ = saved.optimiser(kind, preset, style, **options)
     assert torch.equal(before, flat(model))

@@ -409,9 +409,9 @@ def test_threads_that_draw_random_numbers(dropout, tally):
                     cases += 1
                     try:
                         drawn, beside, other_end = beside_thread(draw, pause, width, dropout, 40)
-                    except sanc.SancError as problem:  # both draw from one generator, which the message says
-                        if not (dropout and source == "torch" and "another thread" in str(problem)):
-                            failures.append((name, width, pause, str(problem)))
+                    except sanc.SancError as error:  # both draw from one generator, which the message says
+                        if not (dropout and source == "torch" and "another thread" in str(error)):
+                            failures.append((name, width, pause, str(error)))
                         continue
                     if dropout and source == "torch":
                         fine = other_end < 2.0 * end + 0.1

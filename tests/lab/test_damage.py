@@ -62,7 +62,7 @@ def test_a_flipped_byte_never_changes_the_result(tmp_path, name):
     whole = outcome(runs.execute(SPEC, tmp_path / "whole"))
     folder = interrupted(tmp_path / "cut")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    errors = []
+    messages = []
     for changed in flips(files[name], 25, seed=1):
         for path in folder.iterdir():
             path.unlink()
@@ -71,10 +71,10 @@ def test_a_flipped_byte_never_changes_the_result(tmp_path, name):
         (folder / name).write_bytes(changed)
         try:
             assert outcome(runs.execute(SPEC, tmp_path / "cut")) == whole
-        except sanc.SancError as problem:
-            errors.append(str(problem))
-    assert all(str(folder) in error and "remove" in error for error in errors)
-    assert len(errors) >= (25 if name == "checkpoint.pt" else 1)
+        except sanc.SancError as error:
+            messages.append(str(error))
+    assert all(str(folder) in message and "remove" in message for message in messages)
+    assert len(messages) >= (25 if name == "checkpoint.pt" else 1)
 
 
 def test_a_changed_trace_of_a_finished_run_is_an_error(tmp_path):

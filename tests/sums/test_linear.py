@@ -370,9 +370,9 @@ def test_blocks_do_not_change_weighted_sums(X, rng, monkeypatch):
     ],
 )
 def test_errors_name_invalid_weights(X, rng, weights, words):
-    with pytest.raises(sanc.ArgumentError) as problem:
+    with pytest.raises(sanc.ArgumentError) as error:
         Logistic(X, rng.integers(0, 2, N), weights=weights)
-    assert words in str(problem.value)
+    assert words in str(error.value)
 
 
 def test_the_default_penalty_is_l2(X, rng):

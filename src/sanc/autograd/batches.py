@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sanc.core.saved import require_count, require_mapping
-from sanc.errors import ArgumentError, ArgumentTypeError, call_problem, require_integer, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, call_mismatch, require_integer, shown
 
 __all__ = ["Batch", "ThreeSamples"]
 
@@ -73,9 +73,9 @@ class Batch:
                     "pass tensors with as many rows as tensors[0]."
                 )
         of = "" if outputs is None else "the output and "
-        if problem := call_problem(loss, len(tensors) + (outputs is not None)):
+        if mismatch := call_mismatch(loss, len(tensors) + (outputs is not None)):
             raise ArgumentTypeError(
-                f"loss = {shown(loss)} cannot be called with {of}the {len(tensors)} tensors ({problem}): pass a "
+                f"loss = {shown(loss)} cannot be called with {of}the {len(tensors)} tensors ({mismatch}): pass a "
                 "function of as many arguments."
             )
         if len(tensors[0]) == 0:

@@ -24,17 +24,17 @@ def call_closure(closure: Callable[[], Any], name: str) -> Any:
             ) from end
 
 
-def explained_error(problem: RuntimeError) -> ArgumentError | None:
+def explained_error(error: RuntimeError) -> ArgumentError | None:
     """Return the error for a loss that torch could not differentiate, if its cause is known."""
-    if "second time" in str(problem):
+    if "second time" in str(error):
         return ArgumentError(
             "closure cannot be differentiated, because it has called backward() and has cleared the gradients "
             "afterwards: call zero_grad() before backward(), or leave both to step()."
         )
-    if "inplace operation" in str(problem):
+    if "inplace operation" in str(error):
         return ArgumentError(
             "the loss cannot be differentiated, because an operation has changed a tensor that its gradient "
-            f"needs ({first_line(problem)}): use operations that return new tensors."
+            f"needs ({first_line(error)}): use operations that return new tensors."
         )
     return None
 

@@ -111,14 +111,14 @@ def uncompiled() -> AbstractContextManager[None]:
     return _UNCOMPILED
 
 
-def donates_buffers(problem: RuntimeError) -> bool:
+def donates_buffers(error: RuntimeError) -> bool:
     """Return whether compiled code rejects a gradient with a graph, because it overwrites what the graph would need.
 
     torch.compile decides this in the first backward pass of the code, if that has no graph. Models of one class share
     code, so that pass may belong to another optimiser or an earlier model. Such code has no second derivative either;
     without donated buffers it raises that error later. If torch changes the message, its own error is raised.
     """
-    return "compiled with non-empty donated buffers" in str(problem)
+    return "compiled with non-empty donated buffers" in str(error)
 
 
 def before_forward(hook: Callable[[nn.Module, Any], None]) -> RemovableHandle:

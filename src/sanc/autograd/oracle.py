@@ -172,8 +172,8 @@ class AutogradOracle(ClosurePasses):
         self.load(x)
         try:
             total = self.forward(sample, graph=graph)
-        except RuntimeError as problem:
-            if graph or self.loss_differentiates or "does not require grad" not in str(problem):
+        except RuntimeError as error:
+            if graph or self.loss_differentiates or "does not require grad" not in str(error):
                 raise
             self.loss_differentiates = True  # for example a gradient penalty or a physics-informed loss
             total = self.forward(sample)
@@ -227,10 +227,10 @@ class AutogradOracle(ClosurePasses):
         with buffers:
             try:
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
-            except SecondDerivativeError as problem:
-                keep_graph = self.avoid_compiled(problem)
+            except SecondDerivativeError as error:
+                keep_graph = self.avoid_compiled(error)
                 if not keep_graph:
-                    self.fall_back(problem)
+                    self.fall_back(error)
                 buffers.restore()  # the pass that failed does not count as training
                 loss, g = self._loss_and_gradient(x, sample, keep_graph)
         if buffers.calls < self.usual_module_calls:
@@ -247,13 +247,13 @@ class AutogradOracle(ClosurePasses):
         """
         return list(work(*self.unread_gradient(work.gradient_point(inputs)), inputs))
 
-    def fall_back(self, problem: SecondDerivativeError) -> None:
-        """Change hvp from "auto" to differences of gradients, with a warning; raise the problem for any other hvp."""
+    def fall_back(self, error: SecondDerivativeError) -> None:
+        """Change hvp from "auto" to differences of gradients, with a warning; raise the error for any other hvp."""
         if self.hvp != "auto":
-            raise problem
+            raise error
         self.hvp = "finite-difference"
         warn(
-            f"{problem} From now on, Hessian products are differences of gradients, which are not exact; "
+            f"{error} From now on, Hessian products are differences of gradients, which are not exact; "
             'with hvp="double-backward" this is an error.',
             RuntimeWarning,
         )

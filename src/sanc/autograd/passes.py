@@ -94,11 +94,11 @@ class ClosurePasses(Oracle):
             self._inspected = True
         try:
             return torch.autograd.grad(loss, self.leaves.tensors, create_graph=create_graph, allow_unused=True)
-        except RuntimeError as problem:
-            if create_graph and donates_buffers(problem):
-                raise no_second_derivative(f"{COMPILED} with aot_autograd") from problem
-            if cause := explained_error(problem):
-                raise cause from problem
+        except RuntimeError as error:
+            if create_graph and donates_buffers(error):
+                raise no_second_derivative(f"{COMPILED} with aot_autograd") from error
+            if cause := explained_error(error):
+                raise cause from error
             raise
 
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
@@ -175,9 +175,9 @@ class ClosurePasses(Oracle):
         """
         return uncompiled() if self._avoids_compiled and (create_graph or self._products) else nullcontext()
 
-    def avoid_compiled(self, problem: SecondDerivativeError) -> bool:
+    def avoid_compiled(self, error: SecondDerivativeError) -> bool:
         """Evaluate without compiled code where products need it; return whether that may solve the problem."""
-        solves = problem.operator.startswith(COMPILED) and not self._avoids_compiled
+        solves = error.operator.startswith(COMPILED) and not self._avoids_compiled
         self._avoids_compiled = self._avoids_compiled or solves
         return solves
 

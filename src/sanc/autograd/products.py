@@ -71,8 +71,8 @@ class GradientOracle(Protocol):
     def pop_graph(self, x: Any, sample: Sample) -> Grads | None: ...
     def sample_gradient(self, x: Any, sample: Sample) -> Tensor: ...
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]: ...
-    def fall_back(self, problem: SecondDerivativeError) -> None: ...
-    def avoid_compiled(self, problem: SecondDerivativeError) -> bool: ...
+    def fall_back(self, error: SecondDerivativeError) -> None: ...
+    def avoid_compiled(self, error: SecondDerivativeError) -> bool: ...
 
 
 class Hessian(Operator):
@@ -97,8 +97,8 @@ class Hessian(Operator):
             oracle.load(self.x)
             try:
                 result = self._explained_product(v)
-            except SecondDerivativeError as problem:
-                if not oracle.avoid_compiled(problem):
+            except SecondDerivativeError as error:
+                if not oracle.avoid_compiled(error):
                     raise
                 self.release()
                 result = self._explained_product(v)
@@ -109,8 +109,8 @@ class Hessian(Operator):
         """Return `product`; errors of torch about a missing derivative have the operator and a remedy."""
         try:
             return self.product(v)
-        except RuntimeError as problem:
-            _raise_explained(problem)
+        except RuntimeError as error:
+            _raise_explained(error)
 
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:
@@ -273,8 +273,8 @@ class Automatic(DoubleBackward):
         if self._fallback is None:
             try:
                 return super().__call__(v)
-            except SecondDerivativeError as problem:
-                self.oracle.fall_back(problem)
+            except SecondDerivativeError as error:
+                self.oracle.fall_back(error)
                 self.release()
                 self._fallback = FiniteDifference(self.oracle, self.x, self.sample)
         return self._fallback(v)
@@ -302,13 +302,13 @@ _MISSING_DERIVATIVE = re.compile(
 """Torch's messages about a missing second or forward-mode derivative; a group holds the operator."""
 
 
-def _raise_explained(problem: Exception) -> NoReturn:
-    """Raise an error with operator and remedy if torch reports a missing derivative; else raise the problem."""
-    match = _MISSING_DERIVATIVE.search(str(problem))
+def _raise_explained(error: Exception) -> NoReturn:
+    """Raise an error with operator and remedy if torch reports a missing derivative; else raise the error."""
+    match = _MISSING_DERIVATIVE.search(str(error))
     if match is None:
-        raise problem
-    forward = "forward" in str(problem) or "ZeroTensors" in str(problem)
-    raise no_second_derivative(next(filter(None, match.groups())), forward=forward) from problem
+        raise error
+    forward = "forward" in str(error) or "ZeroTensors" in str(error)
+    raise no_second_derivative(next(filter(None, match.groups())), forward=forward) from error
 
 
 def no_second_derivative(operator: str, *, forward: bool = False) -> SecondDerivativeError:

@@ -12,7 +12,7 @@ from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model, SampleSettings, SigmaSettings, required_members
 from sanc.core.settings import NOT_NEGATIVE, Piece, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
-from sanc.errors import ArgumentTypeError, call_problem, shown
+from sanc.errors import ArgumentTypeError, call_mismatch, shown
 
 _REQUIRED = {
     "model": (required_members(Model), "sanc.CubicModel()"),
@@ -84,10 +84,10 @@ class Method(Piece):
                     f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: pass {example}."
                 )
             positional, keywords = _CALLS.get(name, ((), ()))
-            if positional and (problem := call_problem(piece, len(positional), dict.fromkeys(keywords, True))):
+            if positional and (mismatch := call_mismatch(piece, len(positional), dict.fromkeys(keywords, True))):
                 call = ", ".join([*positional, *(f"{keyword}=…" for keyword in keywords)])
                 raise ArgumentTypeError(
-                    f"{name} = {shown(piece)} cannot be called as {name}({call}) ({problem}): pass {example}."
+                    f"{name} = {shown(piece)} cannot be called as {name}({call}) ({mismatch}): pass {example}."
                 )
 
     @property

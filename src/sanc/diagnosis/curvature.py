@@ -101,8 +101,8 @@ def measure_curvature(
             store=network.keeps_basis,
             time_is_up=network.time_is_up,
         )
-    except NonFiniteProductError as problem:
-        raise NonFiniteError(f"{problem}: check the data and the parameters for extreme values.") from problem
+    except NonFiniteProductError as error:
+        raise NonFiniteError(f"{error}: check the data and the parameters for extreme values.") from error
     second_pass = 0 if network.keeps_basis else extremes.krylov.dim - 1
     return CurvatureMeasurement(
         extremes,

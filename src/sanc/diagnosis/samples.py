@@ -138,11 +138,11 @@ def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Calla
         def evaluate() -> Tensor:
             try:
                 return loss(model, batch)
-            except (TypeError, AttributeError) as problem:
+            except (TypeError, AttributeError) as error:
                 raise ArgumentTypeError(
-                    f"loss = {shown(loss)} is called as loss(model, batch), which failed ({problem}): if it is a "
+                    f"loss = {shown(loss)} is called as loss(model, batch), which failed ({error}): if it is a "
                     "function of outputs and targets, pass lambda model, batch: loss(model(batch[0]), batch[1])."
-                ) from problem
+                ) from error
 
         return evaluate
     if not (isinstance(batch, list | tuple) and len(batch) == 2):

@@ -104,13 +104,17 @@ class DifferenceOracle(CallableOracle):
         return as_scalar(returned)
 
     def evaluate_gradient(self, x: Vector) -> Vector:
-        self.meter.count_gradient(1)
-        return self.as_vector([self._partial_derivative(x, k) for k in range(self.space.dim)], "fun")
+        return self._differences(x, self.scheme)
 
-    def _partial_derivative(self, x: Any, k: int, factor: float = 1.0) -> float:
+    def _differences(self, x: Vector, scheme: Scheme) -> Vector:
+        """Return the gradient by differences of this scheme."""
+        self.meter.count_gradient(1)
+        return self.as_vector([self._partial_derivative(x, k, scheme) for k in range(self.space.dim)], "fun")
+
+    def _partial_derivative(self, x: Any, k: int, scheme: Scheme, factor: float = 1.0) -> float:
         """Return ∂f/∂x_k by a difference whose step is `factor` times the usual one."""
         size = max(1.0, abs(float(x[k])))
-        if self.scheme == "cs":
+        if scheme == "cs":
             moved = x.astype(np.result_type(x.dtype, np.complex64))
             moved[k] += 1j * COMPLEX_STEP * size
             self.meter.count_value(1)
@@ -121,16 +125,16 @@ class DifferenceOracle(CallableOracle):
                     'for complex x. Pass jac = "3-point" if fun cannot.'
                 )
             return float(np.imag(returned).reshape(())) / (COMPLEX_STEP * size)
-        h = factor * self.value_error ** DIFFERENCE_POWERS[self.scheme] * size
+        h = factor * self.value_error ** DIFFERENCE_POWERS[scheme] * size
         if self.box is not None and not (self.box.lower[k] <= x[k] - h and x[k] + h <= self.box.upper[k]):
-            return self._one_sided_derivative(x, k, h)
+            return self._one_sided_derivative(x, k, scheme, h)
         above = self._moved(x, k, h)
-        if self.scheme == "2-point":
+        if scheme == "2-point":
             return (self._evaluate(above) - self.value(x)) / float(above[k] - x[k])
         below = self._moved(x, k, -h)
         return (self._evaluate(above) - self._evaluate(below)) / float(above[k] - below[k])
 
-    def _one_sided_derivative(self, x: Any, k: int, h: float) -> float:
+    def _one_sided_derivative(self, x: Any, k: int, scheme: Scheme, h: float) -> float:
         """Return ∂f/∂x_k from evaluations on the side of x_k that has more room within the bounds; 0 if it is fixed."""
         below, above = float(x[k] - self.box.lower[k]), float(self.box.upper[k] - x[k])
         room = max(below, above)
@@ -139,7 +143,7 @@ class DifferenceOracle(CallableOracle):
         h = math.copysign(min(h, 0.5 * room), above - below or 1.0)
         once = self._moved(x, k, h)
         step = float(once[k] - x[k])
-        if self.scheme == "2-point":
+        if scheme == "2-point":
             return (self._evaluate(once) - self.value(x)) / step
         twice = self._moved(x, k, 2.0 * step)
         twice[k] = min(max(twice[k], self.box.lower[k]), self.box.upper[k])  # beyond them by roundoff
@@ -163,7 +167,7 @@ class DifferenceOracle(CallableOracle):
         if self.scheme == "cs":
             return None
         once, twice = (
-            self.as_array([self._partial_derivative(x, k, factor) for k in range(self.space.dim)], "fun")
+            self.as_array([self._partial_derivative(x, k, self.scheme, factor) for k in range(self.space.dim)], "fun")
             for factor in (2.0, 4.0)
         )
         change = abs(once - self.gradient(x)[1])

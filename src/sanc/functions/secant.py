@@ -60,16 +60,12 @@ class SecantOracle(DifferenceOracle):
 
     def evaluate_gradient(self, x: Vector) -> Vector:
         if self.scheme == "2-point" or self._central or self._matrix is None:
-            return super().evaluate_gradient(x)
-        scheme, self.scheme = self.scheme, "2-point"
-        try:
-            g = super().evaluate_gradient(x)
-        finally:
-            self.scheme = scheme
+            return self._differences(x, self.scheme)
+        g = self._differences(x, "2-point")
         if self._is_accurate(x, g):
             return g
         self._central = True
-        return super().evaluate_gradient(x)
+        return self._differences(x, self.scheme)
 
     def _is_accurate(self, x: Vector, g: Vector) -> bool:
         """Return whether the error of a forward difference is negligible beside the gradient norm."""
@@ -101,7 +97,7 @@ class SecantOracle(DifferenceOracle):
             self._matrix = self._first_matrix(x, g)
         elif self._stayed or self._updates >= _MAX_UPDATES:
             self._updates, self._stayed = 0, False
-            self.difference_matrix(x)
+            self.adopt_hessian(self.difference_matrix(x), x)
         elif self._last is not None and self._exact_at is not x:
             self._updates += 1
             self._matrix = updated(self._matrix, point - self._last[0], g - self._last[1])
@@ -121,13 +117,15 @@ class SecantOracle(DifferenceOracle):
         return (curvature if 0.0 < curvature < math.inf else norm) * np.eye(len(g))
 
     def difference_matrix(self, x: Vector) -> Floats:
-        """Return the Hessian at x by second differences of f, and make it the secant matrix."""
+        """Return the Hessian at x by second differences of f, without evaluations if it is the secant matrix."""
         if self._exact_at is x and self._matrix is not None:
             return self._matrix
-        matrix = _second_differences(self, x)
+        return _second_differences(self, x)
+
+    def adopt_hessian(self, matrix: Floats, x: Vector) -> None:
+        """Make the Hessian at x the secant matrix, unless an entry is not finite."""
         if np.isfinite(matrix).all():
             self._matrix, self._exact_at = matrix, x
-        return matrix
 
     # Saving.
 
@@ -177,7 +175,7 @@ class _SecantHessian(Operator):
 
 
 class _DifferencedHessian(Operator):
-    """The Hessian by second differences of f, all of it at the first product."""
+    """The Hessian by second differences of f, all of it at the first product. It becomes the secant matrix."""
 
     def __init__(self, oracle: SecantOracle, x: Vector) -> None:
         self._oracle, self._x = oracle, x
@@ -185,13 +183,15 @@ class _DifferencedHessian(Operator):
     def __call__(self, v: Vector) -> Vector:
         o = self._oracle
         o.meter.count_product(1)
-        return _vector(o, o.difference_matrix(self._x) @ host_array(v))
+        return _vector(o, self.matrix() @ host_array(v))
 
     def gradient(self) -> Vector:
         return self._oracle.gradient(self._x)[1] * 1.0
 
     def matrix(self) -> Floats:
-        return self._oracle.difference_matrix(self._x)
+        matrix = self._oracle.difference_matrix(self._x)
+        self._oracle.adopt_hessian(matrix, self._x)
+        return matrix
 
     def error(self, v: Vector, product: Vector) -> float:
         """Estimate the error from the second difference of f along v with twice the step, and from roundoff.

@@ -33,13 +33,13 @@ def jax_array(x: Any) -> Any:
     return import_module("jax.numpy").asarray(1.0 * np.asarray(x))
 
 
-def is_from_jax(problem: Exception) -> bool:
+def is_from_jax(error: Exception) -> bool:
     """Return whether JAX raised an exception: a frame is one of its modules, or, from compiled code, the text names it.
 
     Its functions raise one for tensors of torch.
     """
-    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(problem.__traceback__))
-    return any(name.partition(".")[0] == "jax" for name in names) or "jax" in str(problem)
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.partition(".")[0] == "jax" for name in names) or "jax" in str(error)
 
 
 def jax_derivatives(fun: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -54,9 +54,9 @@ def jax_derivatives(fun: Callable[..., Any]) -> tuple[Callable[..., Any], Callab
     def gradient(x: Any, *args: Any) -> Any:
         try:
             return differentiated(x, *args)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as problem:
-            reason = f"fun converts an array of JAX to another type ({first_line(problem)})"
-            raise ArgumentTypeError(f"{reason}: {JAX_REMEDY}.") from problem
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            reason = f"fun converts an array of JAX to another type ({first_line(error)})"
+            raise ArgumentTypeError(f"{reason}: {JAX_REMEDY}.") from error
 
     def product(x: Any, v: Any, *args: Any) -> Any:
         point, direction = (jax.tree_util.tree_map(jax.numpy.asarray, tree) for tree in (x, v))

@@ -50,7 +50,7 @@ class Capture:
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._recorder: Recorder | None = None
         self._work: RecordedWork | None = None
-        self._work_problem = ""  # why the work of steps without closures cannot be recorded
+        self._work_reason = ""  # why the work of steps without closures cannot be recorded
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,11 +107,11 @@ class Capture:
             return None
         try:
             self._oracles[key] = recorded = self._new_oracle(batches, leaves, hvp)
-        except BatchNotRecordableError as problem:
-            self.reason = str(problem)
+        except BatchNotRecordableError as error:
+            self.reason = str(error)
             return None
-        except NotRecordableError as problem:
-            self.reason = self._unsupported = str(problem)
+        except NotRecordableError as error:
+            self.reason = self._unsupported = str(error)
             self._warn()
             return None
         return recorded
@@ -156,14 +156,14 @@ class Capture:
 
         Return ``work(value, g, inputs)``.
         """
-        self.reason = self._work_problem or _device_obstacle(g.device)
+        self.reason = self._work_reason or _device_obstacle(g.device)
         if not self.reason:
             self._work = self._work or RecordedWork(self._recorder_on(g.device))
             try:
                 return self._work(work, value, g, inputs)
-            except RuntimeError as problem:
-                text = str(problem).strip().split("\n")[0]
-                self.reason = self._work_problem = f"the step cannot be recorded ({text})"
+            except RuntimeError as error:
+                text = str(error).strip().split("\n")[0]
+                self.reason = self._work_reason = f"the step cannot be recorded ({text})"
                 self._work = None
         self._warn()
         return list(work(value, g, inputs))

@@ -106,9 +106,9 @@ class CapturedOracle(AutogradOracle):
                 with torch.enable_grad():
                     self._inspect_loss()
                     self._record()
-            except RuntimeError as problem:
-                text = str(problem).strip().split("\n")[0]
-                raise NotRecordableError(f"the loss cannot be recorded ({text})") from problem
+            except RuntimeError as error:
+                text = str(error).strip().split("\n")[0]
+                raise NotRecordableError(f"the loss cannot be recorded ({text})") from error
             finally:
                 leaves.write(before)
                 buffers.restore()

@@ -13,7 +13,7 @@ from sanc.core.spectrum.curvature import DEFAULT_CONFIDENCE
 from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
-    call_problem,
+    call_mismatch,
     one_of,
     require,
     require_bool,
@@ -188,7 +188,7 @@ def _check_function(fun: Any) -> None:
     """Raise an error if `fun` cannot be called as fun(x, theta)."""
     if isinstance(fun, FiniteSum) or not callable(fun):
         raise ArgumentTypeError(f"fun = {shown(fun)} is no function of x and theta: pass a torch function.")
-    if mismatch := call_problem(fun, 2):
+    if mismatch := call_mismatch(fun, 2):
         raise ArgumentTypeError(
             f"fun cannot be called as fun(x, theta) ({mismatch}): pass a function of both, and several parameters as a "
             "tuple or dict."

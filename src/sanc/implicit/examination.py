@@ -28,9 +28,9 @@ _DEGENERATE_CHANGE = 0.1
 
 At a regular minimum it is of the order of the step. At the minimum of x⁴ it is 5/9 at any distance.
 """
-ONE_SIDED_PROBLEM = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
+ONE_SIDED_REASON = "a variable is at a bound with a multiplier of zero up to tol, so that the derivative is one-sided"
 """Why a minimum with weakly active bounds cannot be differentiated."""
-NOT_FINITE_PROBLEM = "a Hessian product at it is not finite"
+NOT_FINITE_REASON = "a Hessian product at it is not finite"
 """Why a minimum without a finite Hessian cannot be differentiated."""
 
 
@@ -76,7 +76,7 @@ class Examination:
         Bounds on λ_min of their Hessian, and Ritz pairs for linear systems.
     grad_norm : float
         ‖∇f‖ at x.
-    problem : str
+    reason : str
         Why the minimum cannot be differentiated; empty if it can.
     hessian_change : float
         Relative change of the Hessian along the Newton step.
@@ -87,7 +87,7 @@ class Examination:
     x: Any
     curvature: Curvature
     grad_norm: float
-    problem: str = ""
+    reason: str = ""
     hessian_change: float = 0.0
     x_error: float = 0.0
 
@@ -111,13 +111,13 @@ def examine(
         Options of `argmin` for derivatives.
     """
     examined = _curvature(oracle, x, gradient, result, gradient_tolerance, options)
-    if examined.problem:
+    if examined.reason:
         return examined
     examined = _after_newton_step(oracle, examined, options)
-    if examined.problem in (ONE_SIDED_PROBLEM, NOT_FINITE_PROBLEM):
+    if examined.reason in (ONE_SIDED_REASON, NOT_FINITE_REASON):
         return examined
     kink = find_kink(oracle, examined.x, examined.curvature.norm, options.seed)
-    return replace(examined, problem=kink or examined.problem)
+    return replace(examined, reason=kink or examined.reason)
 
 
 def _curvature(
@@ -132,22 +132,22 @@ def _curvature(
         max_products=options.max_products,
         seed=options.seed,
     )
-    certificate, problem = curvature.certificate, ""
+    certificate, reason = curvature.certificate, ""
     if math.isnan(certificate.lambda_min):
-        problem = NOT_FINITE_PROBLEM
+        reason = NOT_FINITE_REASON
     elif options.pinv:
         # Along directions that count as zero the run leaves curvature of either sign.
         cutoff = oracle.space.eps**CUTOFF_EXPONENT * curvature.norm
         if certificate.lambda_min + certificate.ritz_error < -cutoff:
-            problem = "it has negative curvature"
+            reason = "it has negative curvature"
     elif not certificate.lower_bound > 0.0:
-        problem = "λ_min of its Hessian is not bounded away from zero"
+        reason = "λ_min of its Hessian is not bounded away from zero"
     # A variable whose distance from a bound is δ has a multiplier of at most ‖H‖δ there.
     tolerance = gradient_tolerance if math.isfinite(gradient_tolerance) else certificate.grad_norm
     margin = tolerance / curvature.norm if curvature.norm > 0.0 else 0.0
     if has_weak_bounds(result) or _reaches_bound(oracle, x, margin):
-        problem = ONE_SIDED_PROBLEM
-    return Examination(x, curvature, certificate.grad_norm, problem)
+        reason = ONE_SIDED_REASON
+    return Examination(x, curvature, certificate.grad_norm, reason)
 
 
 def _formed(
@@ -181,21 +181,21 @@ def _after_newton_step(oracle: Oracle, examined: Examination, options: SolveOpti
         before.release()
         new_x = x - step
         if _reaches_bound(oracle, new_x):
-            return replace(examined, problem=ONE_SIDED_PROBLEM)
+            return replace(examined, reason=ONE_SIDED_REASON)
         after = oracle.hessian(new_x)
         change_norm, image_norm = space.norm(after(step) - image), space.norm(image)
         after.release()
     except NonFiniteProductError:
-        return replace(examined, problem=NOT_FINITE_PROBLEM)
-    hessian_change, problem = change_norm / image_norm if image_norm > 0.0 else 0.0, ""
+        return replace(examined, reason=NOT_FINITE_REASON)
+    hessian_change, reason = change_norm / image_norm if image_norm > 0.0 else 0.0, ""
     _, new_g = oracle.gradient(new_x)
     ratio = space.norm(new_g) / space.norm(g)
     if hessian_change > _DEGENERATE_CHANGE or not math.isfinite(ratio):
-        problem = (
+        reason = (
             f"its Hessian changes by {100 * hessian_change:.0f} % along the last Newton step, so that the minimum is "
             "degenerate or tol is too large"
         )
-    examined = replace(examined, problem=problem, hessian_change=hessian_change)
+    examined = replace(examined, reason=reason, hessian_change=hessian_change)
     if ratio < 1.0:
         examined = replace(examined, x=new_x, grad_norm=examined.grad_norm * ratio)
     else:

@@ -22,7 +22,7 @@ from torch import Tensor
 from sanc.core.space import Floats, Space
 from sanc.core.spectrum import cubic
 from sanc.core.spectrum.curvature import Exploration
-from sanc.core.spectrum.krylov import Krylov, Lanczos
+from sanc.core.spectrum.krylov import INITIAL_CAPACITY, Krylov, Lanczos
 from sanc.core.spectrum.monitored_lanczos import affordable_dim
 
 _MAX_ROUNDS = 20
@@ -118,13 +118,15 @@ class RitzSpace:
         """Return Wᵀu, and the right side on the complement of W."""
         if self.rows is None:
             return np.empty(0), u
-        projections = torch.mv(self.rows, u)
-        rest = torch.addmv(u, self.rows.t(), projections, alpha=-1.0)
-        rest = torch.addmv(rest, self.rows.t(), torch.mv(self.rows, rest), alpha=-1.0)  # again, because of roundoff
-        inside: Floats = projections.double().cpu().numpy()
+        unread_projections = torch.mv(self.rows, u)
+        complement_rhs = torch.addmv(u, self.rows.t(), unread_projections, alpha=-1.0)
+        complement_rhs = torch.addmv(
+            complement_rhs, self.rows.t(), torch.mv(self.rows, complement_rhs), alpha=-1.0
+        )  # again, because of roundoff
+        projections: Floats = unread_projections.double().cpu().numpy()
         if self._next_vector is not None:
-            rest = rest - self._next_vector * float(self._couplings @ (inside / self.values))
-        return inside, rest
+            complement_rhs = complement_rhs - self._next_vector * float(self._couplings @ (projections / self.values))
+        return projections, complement_rhs
 
     def schur_product(self, product: Product, v: Tensor, along: float) -> Tensor:
         """Return S v for a vector v ⟂ W with qᵀv = `along`."""
@@ -138,9 +140,9 @@ class RitzSpace:
         """Return qᵀv."""
         return 0.0 if self._next_vector is None else space.dot(self._next_vector, v)
 
-    def coefficients(self, inside: Floats, along: float) -> Floats:
+    def coefficients(self, projections: Floats, along: float) -> Floats:
         """Return a, given Wᵀu and qᵀy."""
-        return (inside - along * self._couplings) / self.values
+        return (projections - along * self._couplings) / self.values
 
     def combine(self, coefficients: Floats, y: Tensor) -> Tensor:
         """Return W a + y as a new vector."""
@@ -178,8 +180,8 @@ def _useful_pairs(values: Floats, residuals: Floats, dim: int, rounding: float) 
     pair_cost = _PAIR_COST * min(1.0, dim / _PAIR_COST_DIM)
 
     def expected_time(count: int) -> float:
-        rest = values[np.setdiff1d(positive, order[:count])]
-        spread = float(rest.max() / rest.min()) if len(rest) else 1.0
+        remaining = values[np.setdiff1d(positive, order[:count])]
+        spread = float(remaining.max() / remaining.min()) if len(remaining) else 1.0
         return math.sqrt(spread) * (1.0 + pair_cost * count)
 
     return np.sort(order[: min(range(len(order) + 1), key=expected_time)])
@@ -264,29 +266,27 @@ def _correction(
     limits: _RoundLimits,
 ) -> tuple[Tensor, int]:
     """Return an approximate solution of H v = u and the products it took: one Lanczos process on the complement."""
-    inside, right = ritz_space.eliminate(u)
-    start_norm = space.norm(right)
+    projections, complement_rhs = ritz_space.eliminate(u)
+    start_norm = space.norm(complement_rhs)
     if limits.max_dim < 1 or start_norm <= space.eps * space.norm(u):
-        return ritz_space.combine(ritz_space.coefficients(inside, 0.0), torch.zeros_like(u)), 0
+        return ritz_space.combine(ritz_space.coefficients(projections, 0.0), torch.zeros_like(u)), 0
     components: list[float] = []
 
     def schur(q: Any) -> Any:
         components.append(ritz_space.next_component(space, q))
         return ritz_space.schur_product(product, q, components[-1])
 
-    lanczos = Lanczos(schur, right, space)
-    lanczos.max_dim = int(limits.max_dim)
-    krylov = Krylov(lanczos)
+    krylov = Krylov(Lanczos(schur, complement_rhs, space, max_dim=int(limits.max_dim), capacity=INITIAL_CAPACITY))
     while True:
         krylov.extend()
         y = _coefficients(krylov)
-        inner = ritz_space.coefficients(inside, float(y @ components))
-        norm = max(limits.norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(inner))))
+        coefficients = ritz_space.coefficients(projections, float(y @ components))
+        norm = max(limits.norm_v, math.hypot(float(np.linalg.norm(y)), float(np.linalg.norm(coefficients))))
         residual = krylov.residual_of(y)
         required = _RESIDUAL_FRACTION * limits.required_residual(norm)
         if krylov.is_complete or residual <= max(space.eps * start_norm, limits.min_residual, required):
             break
-    return ritz_space.combine(inner, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
+    return ritz_space.combine(coefficients, krylov.combine(y)[0]), krylov.dim  # type: ignore[arg-type]
 
 
 def _coefficients(krylov: Krylov) -> Floats:
@@ -307,8 +307,8 @@ def _truncated(spectrum: cubic.Spectrum, right: Floats, cutoff: float) -> tuple[
     projections = spectrum.vectors.T @ right
     inverses = np.where(kept, 1.0 / np.where(kept, spectrum.values, 1.0), 0.0)
     y = spectrum.vectors @ (inverses * projections)
-    rest = spectrum.vectors @ np.where(kept, 0.0, projections)
-    return y, rest, float(np.abs(spectrum.values[kept]).min(initial=math.inf))
+    neglected = spectrum.vectors @ np.where(kept, 0.0, projections)
+    return y, neglected, float(np.abs(spectrum.values[kept]).min(initial=math.inf))
 
 
 def solve_least_squares(
@@ -329,17 +329,17 @@ def solve_least_squares(
     cutoff = space.eps**CUTOFF_EXPONENT
     if eigenpairs is not None:
         return _by_eigenpairs(product, u, space, eigenpairs.above(cutoff * eigenpairs.norm))
-    lanczos = Lanczos(product, u, space, reorthogonalise=True)
-    lanczos.max_dim = min(space.dim, max_products or affordable_dim(space.dim))
+    max_dim = max_products or affordable_dim(space.dim)
+    lanczos = Lanczos(product, u, space, max_dim=max_dim, capacity=INITIAL_CAPACITY, reorthogonalise=True)
     krylov, next_test_dim = Krylov(lanczos), 1
     while True:
         krylov.extend()
         if krylov.dim < next_test_dim and not krylov.is_complete:
             continue
         spectrum = cubic.compute_spectrum(*krylov.tridiagonal())
-        y, rest, smallest = _truncated(spectrum, krylov.projected_gradient, cutoff)
+        y, neglected, smallest = _truncated(spectrum, krylov.projected_gradient, cutoff)
         norm = float(np.linalg.norm(y))
-        missing = krylov.residual_of(y) + krylov.residual_of(rest) / smallest
+        missing = krylov.residual_of(y) + krylov.residual_of(neglected) / smallest
         error = 0.0 if missing == 0.0 else missing / (smallest * norm) if norm > 0.0 else math.inf
         if krylov.is_complete or error <= rtol:
             break
@@ -351,8 +351,8 @@ def solve_least_squares(
 def _by_eigenpairs(product: Product, u: Tensor, space: Space, eigenpairs: RitzSpace) -> LinearSolution:
     """Return H⁺u from the eigenpairs that count; its error is that within their span."""
     v = torch.zeros_like(u)
-    inside, _ = eigenpairs.eliminate(u)
-    v = eigenpairs.combine(eigenpairs.coefficients(inside, 0.0), v)
+    projections, _ = eigenpairs.eliminate(u)
+    v = eigenpairs.combine(eigenpairs.coefficients(projections, 0.0), v)
     residual, norm_v = u - product(v), space.norm(v)
     missing = eigenpairs.eliminate(residual)[0]
     error = float(np.linalg.norm(missing / eigenpairs.values)) / norm_v if norm_v > 0.0 else 0.0

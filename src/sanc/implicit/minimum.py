@@ -17,7 +17,7 @@ from sanc.core.spectrum.curvature import Certificate, probe
 from sanc.core.spectrum.krylov import NonFiniteProductError
 from sanc.errors import SingularMinimumError, warn
 from sanc.implicit.derivatives import norm_of
-from sanc.implicit.examination import NOT_FINITE_PROBLEM, ONE_SIDED_PROBLEM, SolveOptions, examine, solve_with
+from sanc.implicit.examination import NOT_FINITE_REASON, ONE_SIDED_REASON, SolveOptions, examine, solve_with
 from sanc.implicit.free import free_oracle
 from sanc.implicit.mixed import MixedDerivative
 from sanc.implicit.smallest_eigenvalue import GradientOf
@@ -49,7 +49,7 @@ class DifferentiableMinimum:
     options : SolveOptions
         Options of `argmin` for derivatives.
     solution : Solution
-        The report, to which every linear system is added.
+        The report, to which the problem adds every derivative.
     mixed : MixedDerivative
         Norms of ∂²f/∂x∂θ.
     """
@@ -77,7 +77,7 @@ class DifferentiableMinimum:
         examined = self._examined
         self.x = self._extend(examined.x, x)
         self.solution = Solution(
-            result, examined.curvature.certificate, examined.grad_norm, examined.hessian_change, examined.problem
+            result, examined.curvature.certificate, examined.grad_norm, examined.hessian_change, examined.reason
         )
 
     @property
@@ -117,26 +117,25 @@ class DifferentiableMinimum:
             return None
 
         def product(w: Tensor) -> Tensor:
-            inside, rest = eigenpairs.eliminate(self._compress(w))
-            return self._extend(
-                eigenpairs.combine(eigenpairs.coefficients(inside, 0.0), 0.0 * rest), torch.zeros_like(self.x)
-            )
+            projections, complement_rhs = eigenpairs.eliminate(self._compress(w))
+            coefficients = eigenpairs.coefficients(projections, 0.0)
+            return self._extend(eigenpairs.combine(coefficients, 0.0 * complement_rhs), torch.zeros_like(self.x))
 
         return product
 
     def check(self) -> None:
         """Raise or warn if the minimum cannot be differentiated."""
-        problem = self.solution.problem
-        if problem:
-            remedy = _BOUND_REMEDY if problem == ONE_SIDED_PROBLEM else _REMEDY
-            report_singular(f"{problem} ({self._curvature()})", self.options.on_singular, remedy)
+        reason = self.solution.problem
+        if reason:
+            remedy = _BOUND_REMEDY if reason == ONE_SIDED_REASON else _REMEDY
+            report_singular(f"{reason} ({self._curvature()})", self.options.on_singular, remedy)
 
     def _curvature(self) -> str:
         """Return λ_min, its bound and ‖∇f‖ in words."""
         return curvature_in_words(self.certificate, self.solution.grad_norm)
 
-    def solve(self, u: Tensor) -> Tensor:
-        """Return v with H v = u; zero for variables at a bound."""
+    def solve(self, u: Tensor) -> tuple[Tensor, Derivative]:
+        """Return v with H v = u, zero for variables at a bound, and its error as that of a derivative."""
         examined, right = self._examined, self._compress(u.detach())
         rtol = self.options.rtol or math.sqrt(self.space.eps)
         if self.options.rtol is None and not examined.curvature.is_formed:
@@ -146,44 +145,48 @@ class DifferentiableMinimum:
                 solution = solve_with(
                     self._oracle, self._operator, right, examined.curvature, rtol, self.options, examined.hessian_change
                 )
-            except NonFiniteProductError as problem:
+            except NonFiniteProductError as error:
                 raise SingularMinimumError(
-                    f"the minimum cannot be differentiated: {NOT_FINITE_PROBLEM}. Pass another x0, or a function "
+                    f"the minimum cannot be differentiated: {NOT_FINITE_REASON}. Pass another x0, or a function "
                     "with a finite Hessian."
-                ) from problem
-        error = solution.error + examined.x_error
-        norm_v = self.space.norm(solution.v)
-        self.solution.derivatives.append(
-            Derivative(error, error * norm_v if norm_v > 0.0 else 0.0, error, solution.residual, solution.products)
-        )
+                ) from error
+        relative, norm_v = solution.error + examined.x_error, self.space.norm(solution.v)
+        absolute = relative * norm_v if norm_v > 0.0 else 0.0
+        derivative = Derivative(relative, absolute, relative, solution.residual, solution.products)
+        return self._extend(solution.v, torch.zeros_like(self.x)), derivative
+
+    def check_accuracy(self, derivative: Derivative) -> None:
+        """Raise or warn if the error of a solution is too large for a derivative."""
         has_warned = self.options.on_singular == "warn" and bool(self.solution.problem)
-        if not error <= _MAX_DERIVATIVE_ERROR and not has_warned:
+        if not derivative.solution_error <= _MAX_DERIVATIVE_ERROR and not has_warned:
             report_singular(
-                f"the estimated relative error of its derivative is {error:.1e} after {solution.products} products "
-                f"({self._curvature()})",
+                f"the estimated relative error of its derivative is {derivative.solution_error:.1e} after "
+                f"{derivative.products} products ({self._curvature()})",
                 self.options.on_singular,
             )
-        return self._extend(solution.v, torch.zeros_like(self.x))
 
-    def report_derivative(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
-        """Add the error of Mᵀv to the report, where `products` are its parts for the parameters with these indices.
+    def include_products(self, v: Tensor, indices: list[int], products: Sequence[Tensor]) -> None:
+        """Include the norms of the parts of Mᵀv for the parameters with these indices in the estimates of ‖M‖."""
+        seen = dict(zip(indices, map(norm_of, products), strict=True))
+        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_of(v)))
 
-        With an error δ of v it is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
+    def reverse_derivative(
+        self, solved: Derivative, v: Tensor, indices: list[int], products: Sequence[Tensor]
+    ) -> Derivative:
+        """Return Mᵀv as a derivative, given v as one, and the parts of Mᵀv for the parameters with these indices.
+
+        With an error δ of v the error of Mᵀv is at most ‖M‖ δ, and with a residual r at most ‖MᵀH⁻¹‖ ‖r‖.
         """
-        norm_v, norms = norm_of(v), [norm_of(product) for product in products]
-        seen = dict(zip(indices, norms, strict=True))
-        self.mixed = replace(self.mixed, norms=self.mixed.norms.including(seen, norm_v))
-        norm = math.hypot(*norms)
-        last, absolute = self.solution.derivatives[-1], 0.0
+        norm_v, norm, absolute = norm_of(v), math.hypot(*map(norm_of, products)), 0.0
         if norm_v > 0.0:
             norm_m = self.mixed.norms.combined(indices)
             x_error = norm_m * norm_v * self._examined.x_error
             absolute = min(
-                norm_m * norm_v * last.solution_error,
-                self.mixed.inverse_norms.combined(indices) * last.residual + x_error,
+                norm_m * norm_v * solved.solution_error,
+                self.mixed.inverse_norms.combined(indices) * solved.residual + x_error,
             )
         relative = absolute / norm if norm > 0.0 else math.inf if absolute > 0.0 else 0.0
-        self.solution.derivatives[-1] = replace(last, error=relative, absolute_error=absolute)
+        return replace(solved, error=relative, absolute_error=absolute)
 
 
 def certificate_at(oracle: Oracle, x: Tensor, box: Box | None, result: Any, options: SolveOptions) -> Certificate:
@@ -213,9 +216,9 @@ def curvature_in_words(certificate: Certificate, grad_norm: float) -> str:
     )
 
 
-def report_singular(problem: str, on_singular: str, remedy: str = _REMEDY) -> None:
+def report_singular(reason: str, on_singular: str, remedy: str = _REMEDY) -> None:
     """Raise the error of a minimum without a reliable derivative, or warn about it."""
     if on_singular == "warn":
-        warn(f"The derivative of the minimum may be wrong: {problem}.", RuntimeWarning)
+        warn(f"The derivative of the minimum may be wrong: {reason}.", RuntimeWarning)
         return
-    raise SingularMinimumError(f"the minimum cannot be differentiated: {problem}. {remedy}")
+    raise SingularMinimumError(f"the minimum cannot be differentiated: {reason}. {remedy}")

@@ -54,13 +54,13 @@ class MixedDerivative:
 
     Attributes
     ----------
-    problem : str
+    reason : str
         Which parameter f reads without its graph; empty if none.
     norms, inverse_norms : Norms
         Estimates of ‖M_j‖ and ‖H⁻¹M_j‖ for the part M_j of each parameter; without entries where none were made.
     """
 
-    problem: str = ""
+    reason: str = ""
     norms: Norms = field(default_factory=Norms)
     inverse_norms: Norms = field(default_factory=Norms)
 
@@ -123,19 +123,19 @@ def examine_mixed(
     with torch.no_grad():
         exact = products.transposed(u)
         norms = Norms().including(_norms_of(exact), norm_of(u))
-        problem, images = "", torch.zeros_like(products.x)
+        reason, images = "", torch.zeros_like(products.x)
         for first in range(min(len(chosen), _MAX_GROUPS)):
             group = {index: directions[index] for index in chosen[first::_MAX_GROUPS]}
             expected = float(sum((exact[index] * direction).sum() for index, direction in group.items()))
             compared = _compare(partial(products.difference, group), u, expected)
             if compared.contradicts:
-                problem = _contradiction([names[index] for index in group], compared.measured[0], expected)
+                reason = _contradiction([names[index] for index in group], compared.measured[0], expected)
                 break
             if compared.image is not None:
                 image_norm, size = norm_of(compared.image), math.hypot(*map(norm_of, group.values()))
                 norms = norms.including(dict.fromkeys(group, image_norm), size)
                 images += compared.image
-        return _with_power_step(MixedDerivative(problem, norms), products, images, inverse)
+        return _with_power_step(MixedDerivative(reason, norms), products, images, inverse)
 
 
 def _with_power_step(

@@ -21,7 +21,7 @@ from sanc.implicit.examination import SolveOptions
 from sanc.implicit.free import require_constant
 from sanc.implicit.minimum import DifferentiableMinimum, certificate_at, curvature_in_words, report_singular
 from sanc.implicit.mixed import MixedProducts, examine_mixed
-from sanc.implicit.solution import Solution
+from sanc.implicit.solution import Derivative, Solution
 from sanc.minimisation.bounds import build_box
 from sanc.minimisation.entry import minimize
 from sanc.minimisation.objective import build_oracle
@@ -68,7 +68,7 @@ class ImplicitProblem:
         ]
         self.solutions: list[Solution] = []
         self._minima: list[DifferentiableMinimum] = []
-        self._last_solved: DifferentiableMinimum | None = None
+        self._last_solved: tuple[DifferentiableMinimum, Derivative] | None = None
         self._next_index = 0  # index of the minimum that is asked for next, if all are asked for in turn
 
     def unflatten(self, flat: Tensor) -> Any:
@@ -113,11 +113,11 @@ class ImplicitProblem:
         names = [name for name, leaf in tree_leaves(self._theta_tree, "theta") if _is_parameter(leaf)]
         products = MixedProducts(self.value, minimum.x, theta, self._differentiated)
         minimum.mixed = examine_mixed(products, names, minimum.inverse)
-        if problem := minimum.mixed.problem:
+        if reason := minimum.mixed.reason:
             remedy = (
                 'Compute with the tensors themselves; or pass on_singular="warn" to use the derivative all the same.'
             )
-            report_singular(problem, self._solve_options.on_singular, remedy)
+            report_singular(reason, self._solve_options.on_singular, remedy)
 
     def _run(self, x0: Any, theta: tuple[Tensor, ...], *, certify: bool) -> Any:
         """Minimise; raise or warn if the run does not converge."""
@@ -229,15 +229,19 @@ class ImplicitProblem:
         """Return v with ∇²_x f(x, θ) v = u."""
         try:
             u = u.detach()
-        except RuntimeError as problem:
-            if "atching" not in str(problem):
+        except RuntimeError as error:
+            if "atching" not in str(error):
                 raise
             raise ArgumentError(
                 "is_grads_batched or vectorize = True cannot be used with argmin: call torch.func.vmap or "
                 "torch.func.jacrev, or leave it out."
-            ) from problem
-        self._last_solved = self._minimum_at(x, theta)
-        return self._last_solved.solve(u)
+            ) from error
+        minimum = self._minimum_at(x, theta)
+        v, derivative = minimum.solve(u)
+        minimum.solution.derivatives.append(derivative)
+        minimum.check_accuracy(derivative)
+        self._last_solved = minimum, derivative
+        return v
 
     def report_derivative(self, v: Tensor, needed: list[int], products: Sequence[Tensor]) -> None:
         """Report the error of the products with the parts of M, where `v` is the last solution.
@@ -246,7 +250,9 @@ class ImplicitProblem:
         """
         if not self.transformed and not is_transformed([v, *products]):
             assert self._last_solved is not None
-            self._last_solved.report_derivative(v, needed, products)
+            minimum, solved = self._last_solved
+            minimum.include_products(v, needed, products)
+            minimum.solution.derivatives[-1] = minimum.reverse_derivative(solved, v, needed, products)
 
     def _minimum_at(self, x: Tensor, theta: tuple[Tensor, ...]) -> DifferentiableMinimum:
         """Return the minimum at x for these parameters, one of those that were found."""

@@ -115,10 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(app(arguments, standalone_mode=True) or 0)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
-    except (SancError, OSError, ImportError) as problem:
+    except (SancError, OSError, ImportError) as error:
         remedies = {ImportError: ": install the extra lab.", OSError: ": check the path and its permissions."}
-        remedy = next((words for kind, words in remedies.items() if isinstance(problem, kind)), "")
-        _print_error(f"{problem}{remedy}")
+        remedy = next((words for kind, words in remedies.items() if isinstance(error, kind)), "")
+        _print_error(f"{error}{remedy}")
         return 2
 
 
@@ -189,9 +189,9 @@ def get_datasets(
         console.print(f"Downloading {name} …")
         try:
             datasets.fetch([name], data_dir)
-        except SancError as problem:
+        except SancError as error:
             failed = True
-            _print_error(str(problem))
+            _print_error(str(error))
     raise typer.Exit(int(failed))
 
 
@@ -327,8 +327,8 @@ def _read_toml(path: Path, keys: set[str]) -> dict[str, Any]:
     """Return the options in a TOML file; raise an error for a key that is no option."""
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else problem
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(
             f'--from {path} cannot be read ({reason}): pass a TOML file with lines such as problem = "logistic".'
         ) from None

@@ -105,8 +105,8 @@ def _client(workers: int, scheduler: str | None, console: Console) -> Iterator[C
             raise ArgumentError(f"--scheduler {scheduler!r} is not an address: {hint}.")
         try:
             client = Client(scheduler, timeout=TIMEOUT, set_as_default=False)
-        except (OSError, ValueError) as problem:
-            raise ArgumentError(f"--scheduler {scheduler!r} cannot be reached ({problem}): {hint}.") from None
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"--scheduler {scheduler!r} cannot be reached ({error}): {hint}.") from None
         with client:
             if not client.nthreads():
                 message = f"{scheduler} has no worker yet: start some with `dask worker {scheduler}`."
@@ -187,8 +187,8 @@ def _submit(
             outcome.finished += kind == "done"
             outcome.elsewhere += kind == "busy"
             if kind == "failed":
-                problem = future.exception() if future.status == "error" else "cancelled"
-                outcome.failed[name] = f"{type(problem).__name__}: {problem}"
+                error = future.exception() if future.status == "error" else "cancelled"
+                outcome.failed[name] = f"{type(error).__name__}: {error}"
             progress.update(bars.pop(name), visible=False)
             progress.advance(overall)
             if not console.is_terminal or kind == "failed":

@@ -133,8 +133,8 @@ def require_same_config(folder: Path, config: Mapping[str, Any], keys: Iterable[
         stored = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
         if unknown := stored.keys() - expected.keys():
             raise ValueError(f"unknown keys {sorted(unknown)}")
-    except (ValueError, TypeError) as problem:
-        raise ArgumentError(f"{path} is damaged ({problem}): remove {folder} to repeat its run.") from problem
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"{path} is damaged ({error}): remove {folder} to repeat its run.") from error
     for key in [key for key in keys or expected if key not in ("title", "subtitle")]:  # these follow from the others
         value = expected[key]
         if stored.get(key, value) != value:

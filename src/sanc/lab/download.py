@@ -30,14 +30,14 @@ def download(file: RemoteFile, target: Path) -> None:
         raise
     except BusyError:
         raise DataError(f"{target.name} is being downloaded by another process: wait for it.") from None
-    except requests.RequestException as problem:
-        raise DataError(f"{target.name}: {file.url} cannot be downloaded ({problem}). {remedy}") from problem
-    except ValueError as problem:  # another checksum; pooch has removed the file
+    except requests.RequestException as error:
+        raise DataError(f"{target.name}: {file.url} cannot be downloaded ({error}). {remedy}") from error
+    except ValueError as error:  # another checksum; pooch has removed the file
         reason = f"the content of {file.url} is not the published file, whose checksum is {file.digest}"
-        raise DataError(f"{target.name}: {reason}. {remedy}") from problem
-    except OSError as problem:
-        reason = f"{target} cannot be written ({problem})"
-        raise DataError(f"{reason}: check the disk, or set SANC_DATA to a folder that is writable.") from problem
+        raise DataError(f"{target.name}: {reason}. {remedy}") from error
+    except OSError as error:
+        reason = f"{target} cannot be written ({error})"
+        raise DataError(f"{reason}: check the disk, or set SANC_DATA to a folder that is writable.") from error
 
 
 def _resume(file: RemoteFile, target: Path, output: str) -> None:

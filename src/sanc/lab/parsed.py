@@ -51,11 +51,11 @@ def load(
             _write(dataset, layout, sources, entry, dtype)
             for old in outdated:
                 shutil.rmtree(old, ignore_errors=True)
-    except OSError as problem:
+    except OSError as error:
         raise DataError(
-            f"{cache}: the parsed form of {dataset.name} cannot be written ({problem}): free some space, or set "
+            f"{cache}: the parsed form of {dataset.name} cannot be written ({error}): free some space, or set "
             "SANC_CACHE to another folder."
-        ) from problem
+        ) from error
     return _open(entry, dataset)
 
 
@@ -95,8 +95,8 @@ def _build(dataset: DataSet, layout: FileLayout, sources: Sequence[Source], fold
             raise last.error(f"{dataset.name} has more than its {rows} rows")
         try:
             ys.append(checked(part, raw, dataset))
-        except ValueError as problem:
-            raise last.error(str(problem)) from problem
+        except ValueError as error:
+            raise last.error(str(error)) from error
         if X is None:
             pieces.append(part)
         else:
@@ -155,6 +155,6 @@ def _open(entry: Path, dataset: DataSet) -> tuple[Any, Array]:
         if X.shape != (len(y), dataset.features) or not 0 <= y.min() <= y.max() < dataset.classes:
             raise ValueError(f"{X.shape} numbers and labels from {y.min()} to {y.max()} do not fit")
         return X, y
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as problem:
-        reason = f"the parsed form of {dataset.name} is damaged ({type(problem).__name__}: {problem})"
-        raise DataError(f"{entry}: {reason}: remove that folder.") from problem
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        reason = f"the parsed form of {dataset.name} is damaged ({type(error).__name__}: {error})"
+        raise DataError(f"{entry}: {reason}: remove that folder.") from error

@@ -66,12 +66,10 @@ def unpack(source: Source, target: Path, *, text: bool) -> Path:
         try:
             with _content(source) as stream, target.open("wb") as output:
                 shutil.copyfileobj(stream, output)
-        except _STREAM_ERRORS as problem:
-            if isinstance(problem, OSError) and problem.errno is not None:
+        except _STREAM_ERRORS as error:
+            if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise source.error(
-                f"the compressed stream is truncated, corrupt or of another kind ({problem})"
-            ) from problem
+            raise source.error(f"the compressed stream is truncated, corrupt or of another kind ({error})") from error
     if plain.stat().st_size == 0:
         raise source.error("the file is empty")
     if text:  # without a line end, the last number may be truncated
@@ -147,12 +145,12 @@ def _libsvm(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
                 end, offset = file.tell(), max(begin - 1, 0)
                 try:
                     yield _parse(str(path), dataset, dtype, offset, end - 1 - offset)
-                except ValueError as problem:
-                    raise _located(source, file, begin, problem, dataset, dtype) from problem
+                except ValueError as error:
+                    raise _located(source, file, begin, error, dataset, dtype) from error
                 begin = end
 
 
-def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: Any) -> DataError:
+def _located(source: Source, file: Any, begin: int, error: ValueError, *rest: Any) -> DataError:
     """Return an error for the first faulty line of the block that begins at a byte."""
     file.seek(position := 0)
     for number, line in enumerate(file, 1):
@@ -162,7 +160,7 @@ def _located(source: Source, file: Any, begin: int, problem: ValueError, *rest: 
                 _parse(io.BytesIO(line), *rest)
             except ValueError as fault:
                 return source.error(str(fault).rstrip("."), number)
-    return source.error(str(problem).rstrip("."))
+    return source.error(str(error).rstrip("."))
 
 
 def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
@@ -170,8 +168,8 @@ def _statlog(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
     for source, path in files:
         try:
             table = np.loadtxt(path, ndmin=2)
-        except ValueError as problem:
-            raise source.error(f"not a table of numbers ({problem})") from problem
+        except ValueError as error:
+            raise source.error(f"not a table of numbers ({error})") from error
         yield table[:, :-1].astype(dtype), table[:, -1]
 
 
@@ -210,8 +208,8 @@ def _npy(files: Files, dataset: DataSet, dtype: np.dtype[Any]) -> Chunks:
             X, y = (np.lib.format.open_memmap(path, mode="r") for path in (rows, labels))
             if X.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
                 raise ValueError(f"of {X.dtype} and {y.dtype} instead of numbers")
-        except Exception as problem:  # NumPy parses the header as Python, which can raise any exception
-            raise source.error(f"it or {labels.name} is not a readable .npy file ({problem})") from problem
+        except Exception as error:  # NumPy parses the header as Python, which can raise any exception
+            raise source.error(f"it or {labels.name} is not a readable .npy file ({error})") from error
         if X.ndim != 2 or y.shape != X.shape[:1]:
             raise source.error(f"arrays of shape {X.shape} and {y.shape} are not rows and their labels")
         yield X.astype(dtype), y

@@ -24,11 +24,11 @@ def load_module(path: Path) -> nn.Module:
         raise ArgumentError(f"{path} does not exist: pass a file that torch.save(model, path) wrote.")
     try:
         module = torch.load(path, map_location="cpu", weights_only=False)
-    except (pickle.UnpicklingError, AttributeError, EOFError, ModuleNotFoundError, RuntimeError) as problem:
+    except (pickle.UnpicklingError, AttributeError, EOFError, ModuleNotFoundError, RuntimeError) as error:
         raise ArgumentError(
-            f"{path} cannot be loaded ({problem}): pass a file that torch.save(model, path) wrote, and start the "
+            f"{path} cannot be loaded ({error}): pass a file that torch.save(model, path) wrote, and start the "
             "command where the class of the model can be imported."
-        ) from problem
+        ) from error
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(
             f"{path} holds {type(module).__name__} and no module: save the whole model, torch.save(model, path), and "
@@ -47,10 +47,10 @@ def diagnose_file(module: nn.Module, path: Path, loaded: Loaded, *, batch: int |
     try:
         with torch.no_grad():
             outputs = module.eval()(inputs[:2])
-    except (RuntimeError, TypeError) as problem:
+    except (RuntimeError, TypeError) as error:
         raise ArgumentError(
-            f"the module of {path} cannot be applied to rows of {inputs.shape[1]} features of {loaded.name}: {problem}"
-        ) from problem
+            f"the module of {path} cannot be applied to rows of {inputs.shape[1]} features of {loaded.name}: {error}"
+        ) from error
     if outputs.shape != (2, loaded.classes):
         raise ArgumentError(
             f"the module of {path} returns shape {tuple(outputs.shape)} for two rows, and {loaded.name} has "

@@ -182,11 +182,11 @@ class Study:
                         {"standardise": panel.standardise, "label": panel.label} if panel.figure == USER_FIGURE else {}
                     )
                     loaded = load(panel.data, dtype="float32" if panel.network else "float64", **options)
-            except sanc.SancError as problem:
+            except sanc.SancError as error:
                 if user_files.is_file(panel.data):
                     raise
-                skipped[panel.name] = str(problem)
-                self.console.print(f"[yellow]Skipping {panel.name}[/]: {escape(str(problem))}", soft_wrap=True)
+                skipped[panel.name] = str(error)
+                self.console.print(f"[yellow]Skipping {panel.name}[/]: {escape(str(error))}", soft_wrap=True)
                 continue
             skipped.pop(panel.name, None)
             present.append(panel)

@@ -110,9 +110,9 @@ def _load(path: Path, kinds: Mapping[str, type] | None = None, remedy: str | Non
             if not isinstance(content.get(name), kind):
                 raise ValueError(f"{name} = {content.get(name)!r:.60} instead of {kind.__name__}")
         return content
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, ValueError, RecursionError) as error:
         remedy = remedy or f"Remove {path.parent} to repeat its run."
-        raise TraceError(f"{path}: {problem}. {remedy}") from problem
+        raise TraceError(f"{path}: {error}. {remedy}") from error
 
 
 def _row(raw: bytes) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _columns(path: Path, digest: str | None = None) -> dict[str, NDArray[Any]]:
     for number, raw in enumerate(lines, start=1):
         try:
             row = _row(raw)
-        except (ValueError, OverflowError, RecursionError) as problem:
+        except (ValueError, OverflowError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise TraceError(f"{path}, line {number}: {problem}. Remove {path.parent} to repeat its run.") from problem
+            raise TraceError(f"{path}, line {number}: {error}. Remove {path.parent} to repeat its run.") from error
         rows += [row] if row else []
     names = dict.fromkeys((*_TRACE_COLUMNS, *_TEXT_COLUMNS, *(key for row in rows for key in row)))
     columns = {name: np.array([row.get(name) for row in rows], object) for name in names}

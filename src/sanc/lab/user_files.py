@@ -65,8 +65,8 @@ def load(name: str, dtype: str = "float64", *, standardise: bool = False, label:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {problem}: pass the path of a {', '.join(SUFFIXES)} file.")
+        reason = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {reason}: pass the path of a {', '.join(SUFFIXES)} file.")
     if label is not None and _kind(name) != ".csv":
         raise DataError(f"label = {label!r} cannot be used with {path.name}: it names a column of a CSV file.")
     column = ""
@@ -152,9 +152,9 @@ def _libsvm(path: Path) -> tuple[Any, Any]:
 
     try:
         X, y = load_svmlight_file(str(path))
-    except (ValueError, OSError, EOFError, OverflowError) as problem:
-        place = f"{path}{_faulty_line(path) if isinstance(problem, ValueError) else ''}"
-        raise DataError(f"{place} is not a LIBSVM file ({problem}): write `label index:value …` lines.") from None
+    except (ValueError, OSError, EOFError, OverflowError) as error:
+        place = f"{path}{_faulty_line(path) if isinstance(error, ValueError) else ''}"
+        raise DataError(f"{place} is not a LIBSVM file ({error}): write `label index:value …` lines.") from None
     return X, y
 
 
@@ -179,8 +179,8 @@ def _csv(path: Path, label: str | None = None) -> tuple[Any, Any, str]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise DataError(f"{path} is not a table in UTF-8 ({problem}): save it as CSV in that encoding.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table in UTF-8 ({error}): save it as CSV in that encoding.") from None
     rows = [(number, row) for number, row in lines if any(row)]
     if not rows:
         raise DataError(f"{path} is empty: write one row per line.")
@@ -340,8 +340,8 @@ def _npz(path: Path) -> tuple[Any, Any]:
                 _check_size(members, name)
         with np.load(path, allow_pickle=False) as archive:
             X, y = archive["X"], archive["y"]
-    except Exception as problem:  # NumPy parses headers as Python, which can raise any exception
-        reason = str(problem) or type(problem).__name__
+    except Exception as error:  # NumPy parses headers as Python, which can raise any exception
+        reason = str(error) or type(error).__name__
         raise DataError(
             f"{path} is not an archive with arrays X and y ({reason}): write it with np.savez(path, X=X, y=y)."
         ) from None

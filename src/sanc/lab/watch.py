@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from sanc import ArgumentError, Branch, Record
-from sanc.errors import ArgumentTypeError, call_problem, is_number, require_integer, shown
+from sanc.errors import ArgumentTypeError, call_mismatch, is_number, require_integer, shown
 
 if TYPE_CHECKING:  # at run time only `ProgressLine` imports rich, so that other targets do not need the extra
     from rich.console import Console
@@ -69,10 +69,10 @@ class StepLog:
             raise ArgumentError(f"opt = {type(opt).__name__} has no record: pass an optimiser of sanc.")
         require_integer("every", every, 1)
         for target in targets:
-            problem = call_problem(target, 2) if callable(target) else "it is no function"
-            if problem:
+            reason = call_mismatch(target, 2) if callable(target) else "it is no function"
+            if reason:
                 raise ArgumentTypeError(
-                    f"target = {shown(target)} cannot be called as target(numbers, iteration) ({problem}): pass a "
+                    f"target = {shown(target)} cannot be called as target(numbers, iteration) ({reason}): pass a "
                     "function of both, such as to_tensorboard(writer)."
                 )
         self.opt, self.targets, self.every = opt, targets, every
@@ -186,7 +186,7 @@ class ProgressLine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
 

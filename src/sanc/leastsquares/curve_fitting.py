@@ -22,7 +22,7 @@ from sanc.errors import (
     ArgumentError,
     ArgumentTypeError,
     NotConvergedError,
-    call_problem,
+    call_mismatch,
     first_line,
     require,
     require_bool,
@@ -149,9 +149,9 @@ def curve_fit(
         xdata = np.asarray(xdata)
     y = _observations(xdata, ydata, check_finite)
     start = _initial_parameters(f, p0, bounds, y)
-    if callable(jac) and (problem := call_problem(jac, 1 + len(start))):
+    if callable(jac) and (mismatch := call_mismatch(jac, 1 + len(start))):
         raise ArgumentTypeError(
-            f"jac cannot be called with xdata and {len(start)} parameters ({problem}): pass a function of the "
+            f"jac cannot be called with xdata and {len(start)} parameters ({mismatch}): pass a function of the "
             "arguments of f."
         )
     curve = _Curve(f, jac, xdata, y, _whitening(sigma, y))
@@ -212,18 +212,18 @@ class _Curve:
         """Return what f returns; raise errors with a remedy if f cannot be called with all of xdata."""
         try:
             return self.f(self.xdata, *p)
-        except (TypeError, ValueError, RuntimeError) as problem:
-            if any(words in str(problem) for words in _SCALAR_ERRORS):
+        except (TypeError, ValueError, RuntimeError) as error:
+            if any(words in str(error) for words in _SCALAR_ERRORS):
                 raise ArgumentTypeError(
-                    f"f treats an array as one number ({first_line(problem)}), and is called with all of xdata: use "
+                    f"f treats an array as one number ({first_line(error)}), and is called with all of xdata: use "
                     "functions of NumPy or torch, such as numpy.exp for math.exp and numpy.where for if."
-                ) from problem
-            if isinstance(problem, RuntimeError) or holds_numbers(self.xdata):
+                ) from error
+            if isinstance(error, RuntimeError) or holds_numbers(self.xdata):
                 raise
             raise ArgumentTypeError(
-                f"f failed for xdata = {shown(self.xdata)}, which is no array of numbers ({first_line(problem)}): pass "
+                f"f failed for xdata = {shown(self.xdata)}, which is no array of numbers ({first_line(error)}): pass "
                 "numbers, such as numpy.asarray(xdata, float)."
-            ) from problem
+            ) from error
 
 
 def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any]:
@@ -234,12 +234,12 @@ def _checked_options(options: Mapping[str, Any], is_rows: bool) -> dict[str, Any
     for_rows = {item.name for item in fields(RunOptions)}
     admitted, others = (for_rows, for_one) if is_rows else (for_one, for_rows)
     for name in options.keys() & (others - admitted):
-        problem = f"{name} = {shown(options[name])}"
+        option = f"{name} = {shown(options[name])}"
         if is_rows:
             raise ArgumentError(
-                f"{problem} is for one fit, not for rows of ydata: leave it out, or call curve_fit for each row."
+                f"{option} is for one fit, not for rows of ydata: leave it out, or call curve_fit for each row."
             )
-        raise ArgumentError(f"{problem} is for rows of ydata: leave it out for one fit.")
+        raise ArgumentError(f"{option} is for rows of ydata: leave it out for one fit.")
     reject_arguments("curve_fit", options, admitted | _keywords(curve_fit))
     return {**options}
 
@@ -293,10 +293,10 @@ def _initial_parameters(f: Any, p0: Any, bounds: Any, y: Any) -> Any:
 
 def _check_count(f: Any, count: int, p0: Any) -> None:
     """Raise an error if `f` cannot be called with xdata and so many parameters."""
-    if problem := call_problem(f, 1 + count):
+    if mismatch := call_mismatch(f, 1 + count):
         raise ArgumentError(
             f"p0 = {shown(p0)} has {count} parameters, but f cannot be called with xdata and {count} more arguments "
-            f"({problem}): pass one number for each parameter of f."
+            f"({mismatch}): pass one number for each parameter of f."
         )
 
 

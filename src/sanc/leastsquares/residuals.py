@@ -94,13 +94,13 @@ class Residuals:
         """Call the function; raise errors with a remedy for those of torch that have a known cause."""
         try:
             return self.fun(point, *self.args)
-        except (RuntimeError, TypeError) as problem:
-            if self.is_automatic and "numpy" in str(problem).lower():
+        except (RuntimeError, TypeError) as error:
+            if self.is_automatic and "numpy" in str(error).lower():
                 raise ArgumentTypeError(
-                    f"fun is no torch function ({problem}): pass x0 as an array, or write fun with torch operations."
-                ) from problem
-            if "in-place" in str(problem):
-                raise in_place_error(problem) from problem
+                    f"fun is no torch function ({error}): pass x0 as an array, or write fun with torch operations."
+                ) from error
+            if "in-place" in str(error):
+                raise in_place_error(error) from error
             raise
 
     @staticmethod

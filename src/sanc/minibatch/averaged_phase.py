@@ -56,7 +56,7 @@ class _UnreadStep(NamedTuple):
     record : Record
         The record with the fields that do not depend on the results.
     eps : float
-        Unit roundoff of the vectors.
+        Machine epsilon of the vectors.
     """
 
     scalars: StepScalars[float]
@@ -75,7 +75,7 @@ class _ReadStep(NamedTuple):
     results : StepResults
         The results.
     eps : float
-        Unit roundoff of the vectors.
+        Machine epsilon of the vectors.
     """
 
     scalars: StepScalars[float]
@@ -414,7 +414,7 @@ class AveragedPhase:
 
 
 def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:
-    """Return the state after the parameters are move to the other point of the phase.
+    """Return the state after the parameters are moved to the other point of the phase.
 
     A checksum that is not that of the last step shows that the caller has changed the parameters.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sanc.errors import ArgumentError, ArgumentTypeError, call_problem, nearest, shown
+from sanc.errors import ArgumentError, ArgumentTypeError, call_mismatch, nearest, shown
 
 _REPLACEMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("maxiter", "max_steps", "niter", "n_iter", "num_iters"), ("max_iter",)),
@@ -38,11 +38,11 @@ def require_call(
     name: str, function: Any, vectors: str, args: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
 ) -> None:
     """Raise an error unless a function of the caller can be called with these vectors, and then with `args`."""
-    problem = call_problem(function, len(vectors.split(", ")) + len(args), keywords)
-    if problem:
+    mismatch = call_mismatch(function, len(vectors.split(", ")) + len(args), keywords)
+    if mismatch:
         call = f"{name}({vectors}, *args) with {len(args)} in args" if args else f"{name}({vectors})"
         raise ArgumentTypeError(
-            f"{name} cannot be called as {call} ({problem}): pass a function of {vectors}, and what else it needs as "
+            f"{name} cannot be called as {call} ({mismatch}): pass a function of {vectors}, and what else it needs as "
             "args=(…,)."
         )
 
@@ -51,10 +51,10 @@ def check_callback(callback: Any, count: int, remedy: str) -> None:
     """Raise an error unless `callback` is None, or can be called with so many arguments."""
     if callback is None:
         return
-    problem = "is no function"
+    reason = "is no function"
     if callable(callback):
-        mismatch = call_problem(callback, count)
+        mismatch = call_mismatch(callback, count)
         if not mismatch:
             return
-        problem = f"is called with {count} argument{'s' * (count > 1)} ({mismatch})"
-    raise ArgumentTypeError(f"callback = {shown(callback)} {problem}: {remedy}.")
+        reason = f"is called with {count} argument{'s' * (count > 1)} ({mismatch})"
+    raise ArgumentTypeError(f"callback = {shown(callback)} {reason}: {remedy}.")

@@ -279,16 +279,16 @@ def _with_remedies(fun: Callable[..., Any], array: Any) -> Callable[..., Tensor]
         remedy = 'write it with torch operations, or pass its gradient as jac, or jac="3-point" for differences'
         try:
             value = fun(x, *args)
-        except (RuntimeError, TypeError) as problem:
-            if is_from_jax(problem):
-                raise _jax_error(fun, array, args) from problem
-            if "in-place" in str(problem):
-                raise in_place_error(problem) from problem
-            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
-            if "numpy" in str(problem).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
-                raise ArgumentTypeError(f"fun is no torch function ({problem}): {remedy}.") from problem
-            if any(word in str(problem) for word in ("same dtype", "scalar type")):
-                problem.add_note(f"x0 is {x.dtype}: convert it, or the data of fun, so that both have the same type.")
+        except (RuntimeError, TypeError) as error:
+            if is_from_jax(error):
+                raise _jax_error(fun, array, args) from error
+            if "in-place" in str(error):
+                raise in_place_error(error) from error
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if "numpy" in str(error).lower() or frames[-1].f_globals.get("__name__", "").startswith("numpy."):
+                raise ArgumentTypeError(f"fun is no torch function ({error}): {remedy}.") from error
+            if any(word in str(error) for word in ("same dtype", "scalar type")):
+                error.add_note(f"x0 is {x.dtype}: convert it, or the data of fun, so that both have the same type.")
             raise
         if isinstance(value, tuple | list | dict) or value is None:
             raise ArgumentTypeError(
@@ -313,9 +313,9 @@ def _jax_error(fun: Callable[..., Any], array: Any, args: tuple[Any, ...]) -> Ar
         )
     try:
         returned = fun(array.copy(), *args)
-    except Exception as problem:
+    except Exception as error:
         return ArgumentTypeError(
-            f"fun is a function of JAX, and fails for an array of NumPy ({first_line(problem)}): compute with "
+            f"fun is a function of JAX, and fails for an array of NumPy ({first_line(error)}): compute with "
             "jax.numpy, or pass the gradient as jac."
         )
     return ArgumentTypeError(f"fun returned {shown(returned)}, of type {type(returned).__name__}: {JAX_REMEDY}.")

@@ -73,10 +73,10 @@ def check_closure(oracle: AutogradOracle, x: Tensor, *, first: bool) -> None:
             inputs = returned.graph_inputs(oracle.leaves)
             try:
                 second_value = oracle.evaluate(x, sample, graph=bool(inputs))
-            except RuntimeError as problem:
-                if "backward through the graph a second time" not in str(problem):
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
                     raise
-                raise ArgumentError(_NOT_RECOMPUTED_MESSAGE) from problem
+                raise ArgumentError(_NOT_RECOMPUTED_MESSAGE) from error
             _check_repeatable(value, second_value)
             if inputs & returned.graph_nodes():
                 raise ArgumentError(_NOT_RECOMPUTED_MESSAGE)

@@ -65,9 +65,9 @@ def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leav
     leaves, decays, rates = zip(*trained, strict=True)
     first = leaves[0]
     for p in leaves:
-        problem = _problem(p, first)
-        if problem:
-            raise ArgumentTypeError(f"params[{label_of(groups, p)}] {problem}.")
+        reason = _reason_against(p, first)
+        if reason:
+            raise ArgumentTypeError(f"params[{label_of(groups, p)}] {reason}.")
     if not any(p.numel() for p in leaves):
         raise ArgumentError(empty_message)
     layout = make_leaves(leaves, decays, rates)
@@ -86,7 +86,7 @@ def require_full_precision(groups: Groups, leaves: Leaves, reason: str) -> None:
             )
 
 
-def _problem(p: Tensor, first: Tensor) -> str:
+def _reason_against(p: Tensor, first: Tensor) -> str:
     """Return why a parameter cannot be optimised together with the first one, and the remedy; empty if it can."""
     if is_lazy(p):
         return "has no shape yet: run the model on one batch before the optimiser is constructed"

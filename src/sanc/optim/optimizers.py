@@ -162,8 +162,8 @@ class CubicOptimizer(Optimizer):
     def _compose(self, preset: str | Method, options: Mapping[str, Any]) -> Method:
         """Return the method of a preset with these options; raise an error for options of `minimize`."""
         for name in sorted(options.keys() & _MINIMIZE_ONLY.keys()):
-            problem = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
-            raise ArgumentError(f"{problem}: leave it out, since {_MINIMIZE_ONLY[name]}.")
+            message = f"{name} = {shown(options.get(name))} has no effect in an optimiser"
+            raise ArgumentError(f"{message}: leave it out, since {_MINIMIZE_ONLY[name]}.")
         arguments = CubicOptimizer.__init__.__kwdefaults__ or {}
         return with_krylov_limit(compose(self.method, preset, options, arguments), options)
 
@@ -228,10 +228,10 @@ class CubicOptimizer(Optimizer):
         check_group(param_group, self.defaults)
         try:
             super().add_param_group(param_group)
-        except (TypeError, ValueError) as problem:
-            kind = ArgumentTypeError if isinstance(problem, TypeError) else ArgumentError
+        except (TypeError, ValueError) as error:
+            kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
             remedy = "pass model.parameters(), or a list of leaf tensors, each of them once"
-            raise kind(f"params cannot be used ({problem}): {remedy}.") from problem
+            raise kind(f"params cannot be used ({error}): {remedy}.") from error
 
     def _parameters(self) -> list[Tensor]:
         """Return the parameters of all groups, also the frozen ones."""
@@ -392,12 +392,12 @@ class CubicOptimizer(Optimizer):
             uncast_states(self.state, state, groups, self.param_groups)
             loaded = checked_vectors(self._driver, run_state, self._parameters(), self.state)
             warn_of_changes(self._driver, run_state)
-        except BaseException as problem:
+        except BaseException as error:
             self.__dict__.update(saved_attributes)
-            if not isinstance(problem, Exception) or isinstance(problem, SancError | Warning):
+            if not isinstance(error, Exception) or isinstance(error, SancError | Warning):
                 raise
-            text = f"state_dict cannot be used ({problem}): pass what state_dict() returned."
-            raise ArgumentError(text) from problem
+            text = f"state_dict cannot be used ({error}): pass what state_dict() returned."
+            raise ArgumentError(text) from error
         restore(self._driver, run_state, *loaded)
         self.state.clear()  # the iteration holds the vectors
 

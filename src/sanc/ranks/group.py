@@ -91,12 +91,12 @@ class Ranks:
         self.bytes += tensor.numel() * tensor.element_size()
         try:
             yield
-        except RuntimeError as problem:
+        except RuntimeError as error:
             raise RanksError(
                 f"rank {self.rank} of {self.size} could not exchange {label} with the others: another rank ended, "
                 "hangs, made fewer steps or has different parameters. Read the first error of the other ranks, and "
-                f"give all ranks the same number of batches ({str(problem).splitlines()[0]})."
-            ) from problem
+                f"give all ranks the same number of batches ({str(error).splitlines()[0]})."
+            ) from error
 
     def all_gather(self, row: Tensor, label: str) -> Tensor:
         """Return the rows of all ranks: (ranks, entries)."""

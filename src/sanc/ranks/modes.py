@@ -192,11 +192,11 @@ class DataParallel(Mode):
             self.ranks.agree()  # before vectors are reset, and before collectives of the model in the closure
         try:
             yield
-        except Exception as problem:
+        except Exception as error:
             try:
                 self.ranks.fail()
             except RankFailedError:
-                raise problem from None  # the other ranks raise `RankFailedError`
+                raise error from None  # the other ranks raise `RankFailedError`
             raise
 
     def finish_step(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:

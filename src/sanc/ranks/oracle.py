@@ -86,22 +86,22 @@ def average(
     style : callable
         Returns the style of the step after the evaluation, one of `_STYLES`. Later exchanges depend on it.
     """
-    numbers, local, problem = _evaluate_here(ranks, evaluate, like)
+    numbers, local, error = _evaluate_here(ranks, evaluate, like)
     hashes = [0.0, 0.0]
     if reduced == "maybe" and local is not None:
         hashes = [float(part & 0xFFFFFFFF) for part in fingerprint(local).tolist()]  # exact in float64
-    ours = _Message(problem is not None, -1.0 if terms is None else terms, rows, hashes, style(), numbers)
+    ours = _Message(error is not None, -1.0 if terms is None else terms, rows, hashes, style(), numbers)
     weight = abs(ours.weight)
     vector = local if reduced == "no" else None
     weighted = vector if vector is None or weight == 1.0 else vector * weight
     try:
         received, total = ranks.exchange(ours.encode(), label, weighted)
     except RanksError as difference:
-        if problem is None:
+        if error is None:
             raise
-        raise difference from problem  # the difference may be the reason of the problem
-    if problem is not None:
-        raise problem
+        raise difference from error  # the difference may be the reason of the error
+    if error is not None:
+        raise error
     messages = [_Message.decode(row) for row in received]
     _check_messages(messages, ranks.rank, label)
     weights = [abs(message.weight) for message in messages]
@@ -166,10 +166,10 @@ def _evaluate_here(
     """Return the evaluation of this rank, and None; or no numbers, `like` and the exception that was raised."""
     try:
         numbers, vector = evaluate()
-    except Exception as problem:
+    except Exception as error:
         if ranks.wrapped:
             raise  # the other ranks wait in a collective of the wrapper
-        return [], like, problem
+        return [], like, error
     return numbers, vector, None
 
 

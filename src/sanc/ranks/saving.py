@@ -123,11 +123,11 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> int
         }
         with _without_group_warning():
             load(state, checkpoint_id=checkpoints[-1])
-    except (Exception, CheckpointException) as problem:
+    except (Exception, CheckpointException) as error:
         raise ArgumentError(
-            f"folder = {str(folder)!r}: the checkpoint {checkpoints[-1].name} cannot be read ({_reason(problem)}). If "
+            f"folder = {str(folder)!r}: the checkpoint {checkpoints[-1].name} cannot be read ({_reason(error)}). If "
             "its files are damaged, delete it to continue from the one before; otherwise construct the saved model."
-        ) from problem
+        ) from error
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     set_model_state_dict(model, state["model"])
     return _steps(optimizer)
@@ -227,11 +227,11 @@ def _tidy(folder: Path) -> None:
         shutil.rmtree(unfinished)
 
 
-def _reason(problem: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Return the first line of an error; of torch.distributed.checkpoint, that of the first rank that failed."""
-    for failure, _ in getattr(problem, "failures", {}).values():
+    for failure, _ in getattr(error, "failures", {}).values():
         return _reason(failure)
-    return f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 
 from sanc.core.space import ROUNDING_ERRORS, Floats, Scalar, Space, Vector
 
-_INITIAL_CAPACITY = 8
+INITIAL_CAPACITY = 8
 """Vectors for which a basis without a limit has memory at first; the memory is doubled when it is full."""
 
 
@@ -48,6 +48,8 @@ class Lanczos:
         ``v -> B v``; the recurrence changes the returned vector in place.
     max_dim : int, optional
         Largest number of iterations; by default the dimension of the space.
+    capacity : int, optional
+        Vectors for which Q has memory at first; it is doubled when it is full. By default `max_dim`, if that is passed.
     store : bool
         Keep Q. Otherwise `combine` runs the recurrence again, with all its products.
     reorthogonalise : bool
@@ -79,6 +81,7 @@ class Lanczos:
         space: Space,
         *,
         max_dim: int | None = None,
+        capacity: int | None = None,
         store: bool = True,
         reorthogonalise: bool = False,
         gradient: Vector | None = None,
@@ -97,7 +100,9 @@ class Lanczos:
         self._store = store
         self._reorthogonalise = reorthogonalise and store
         self._gradient = gradient
-        self._first_capacity = self.max_dim if max_dim is not None else min(self.max_dim, _INITIAL_CAPACITY)
+        if capacity is None:
+            capacity = INITIAL_CAPACITY if max_dim is None else self.max_dim
+        self._first_capacity = min(capacity, self.max_dim)
         self._basis: Any = None  # q_1, q_2, … as rows of a block that grows if needed
         self._previous: Any = None  # q_{j−1}, if Q is not kept
         self._current: Any = None  # q_j, if Q is not kept
