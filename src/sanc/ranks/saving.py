@@ -54,8 +54,8 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any) -> Pat
     folder = _folder(folder)
     _check_model(model)
     step = _steps(optimizer)
-    _check_pair(model, optimizer)
     optimizer.compare_ranks()
+    _check_pair(model, optimizer)  # after the comparison: a parameter of one rank alone is an error on all of them
     target = folder / f"step-{step:08d}"
     part = target.with_suffix(_PART)
     if _is_first_rank():
