@@ -209,7 +209,7 @@ class Oracle(Embedding, ABC):
         return None
 
     def adapt_differences(self, value_error: float) -> bool:
-        """Return whether gradients are differences, whose steps follow this relative error of f from now on."""
+        """Choose the steps of differenced gradients for this relative error of f; return whether there are any."""
         return False
 
     def numbers(self) -> dict[str, Any]:
