@@ -301,7 +301,7 @@ class CubicOptimizer(Optimizer):
 
     def _leaves(self) -> Leaves:
         """Return the trainable parameters of the next step."""
-        leaves = leaves_to_optimise(self.param_groups, self._driver.leaves)
+        leaves = leaves_to_optimise(self.param_groups, self._driver.leaves, self._driver.last_leaves)
         minibatch = self._driver.method.minibatch
         if leaves.is_low_precision and (minibatch is None or minibatch.curvature):
             reason = "and was not when the optimiser was constructed: convert the model before that"
