@@ -114,7 +114,8 @@ class Leaves:
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
         device = self.device
-        has_kinds = all(p.dtype is dtype and p.device == device for p, dtype in zip(self.tensors, self._types, strict=True))
+        pairs = zip(self.tensors, self._types, strict=True)
+        has_kinds = all(leaf.dtype is dtype and leaf.device == device for leaf, dtype in pairs)
         return has_kinds and [self.local_tensor(leaf).shape for leaf in self.tensors] == self.shapes
 
     def matches(self, other: Leaves) -> bool:
@@ -152,8 +153,8 @@ class Leaves:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Split a flat vector into views with the shapes of the leaves."""
-        pieces = torch.split_with_sizes(vector, self._sizes)
-        return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        pieces = zip(torch.split_with_sizes(vector, self._sizes), self.shapes, strict=True)
+        return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pieces]
 
     def pack(self, vector: Tensor) -> list[Tensor]:
         """Split a vector into tensors to be saved with the leaves; `flatten` is the inverse."""
