@@ -281,7 +281,8 @@ def penalty_table(runs: Sequence[Run]) -> str:
 
 
 TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "the same, `capture=True`",
-         "sanc": "sanc with closures"}  # fmt: skip
+         "loop eager": "the same, `capture=False`", "sanc": "sanc with closures",
+         "sanc eager": "the same, `capture=False`"}  # fmt: skip
 """Methods of --timing that are compared with AdamW, and their columns."""
 
 
@@ -301,7 +302,7 @@ def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) 
         ms = [f"{1e3 * times[name]:.2f}" for name in ("adamw", "adamw captured")]
         pairs = [*((name, "adamw") for name in TIMED), ("sanc captured", "adamw captured")]
         *eager, captured = (
-            "–" if isinstance(times[name], str) else f"{times[name] / times[base]:.2f} ×" for name, base in pairs
+            f"{times[name] / times[base]:.2f} ×" if isinstance(times.get(name), float) else "–" for name, base in pairs
         )
         cells.append([task, ms[0], *eager, f"{to_target[task]:.2f} ×", ms[1], captured])
     columns = (*TIMED.values(), "seconds to AdamW's loss", "AdamW captured, ms", "sanc captured")
