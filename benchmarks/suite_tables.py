@@ -27,7 +27,14 @@ from benchmarks.suite_search import (
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
-LARGE = {"sanc": "sanc", "loop": "sanc without closures", "soap": "soap", "muon": "muon", "adamw": "adamw"}
+LARGE = {
+    "sanc": "sanc",
+    "loop": "sanc without closures",
+    "horizon": "sanc, `horizon`",
+    "soap": "soap",
+    "muon": "muon",
+    "adamw": "adamw",
+}
 """Methods on large tasks, and their names in the table."""
 DIVERGED = 1e6
 """Mean ratio of final losses from which a table has a word instead of a number."""
@@ -280,9 +287,8 @@ def penalty_table(runs: Sequence[Run]) -> str:
     return markdown_table(("task", "penalty", *names), cells)
 
 
-TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "the same, `capture=True`",
-         "loop eager": "the same, `capture=False`", "sanc": "sanc with closures",
-         "sanc eager": "the same, `capture=False`"}  # fmt: skip
+TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "`capture=True`",
+         "loop eager": "`capture=False`", "sanc": "sanc with closures", "sanc eager": "`capture=False`"}  # fmt: skip
 """Methods of --timing that are compared with AdamW, and their columns."""
 
 
