@@ -670,3 +670,18 @@ def test_a_refresh_that_cannot_be_recorded_is_made_eagerly(monkeypatch):
     monkeypatch.setattr(recording.Recorder, "record", fails)
     weights, replayed = train_without_closures(None)
     assert torch.equal(weights, expected) and not any(replayed[5:])  # the first refresh is at step 1, 2 or 4
+
+
+def test_work_is_not_recorded_again_and_again_for_parameters_that_take_turns(monkeypatch):
+    monkeypatch.setattr(work, "MAX_METRICS", 2)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=3)
+    replayed = []
+    for k, (x, y) in enumerate(batches(30)):
+        model[0].weight.requires_grad_(k < 20 or k % 2 == 0)
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        opt.step()
+        replayed.append(not opt.capture_reason)
+    assert all(replayed[1:20]) and not any(replayed[23:])
+    assert "change too often" in opt.capture_reason

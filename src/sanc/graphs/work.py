@@ -23,6 +23,11 @@ MAX_ENTRIES = 2**21
 vectors of that size, 160 MiB here in float32, and larger networks hardly wait for the host."""
 
 
+MAX_METRICS = 8
+"""The most metrics of an optimiser whose work is recorded unless the caller asks for it. A metric is new if parameters
+are frozen or join; a recording takes as long as tens of steps, and pays only if it is replayed more often."""
+
+
 class RecordedWork(VectorWork):
     """Does the vector work by replaying recordings: one for each set of inputs that are not None, and for each part.
 
@@ -44,6 +49,7 @@ class RecordedWork(VectorWork):
         self._requested, self._warned = requested, False
         self.reason = "no step was made yet"
         self._failure = ""  # why recording has failed
+        self._metrics = 0  # that were recorded
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,8 +68,8 @@ class RecordedWork(VectorWork):
     def step(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
         """Return ``work(value, g, inputs)``; the work is recorded at the first call with such inputs."""
         self.reason = self._failure or device_obstacle(g.device)
-        if not self.reason and not self._requested and len(g) > MAX_ENTRIES:
-            self.reason = f"the parameters have more than {MAX_ENTRIES} entries, for which capture = True is required"
+        if not self.reason and not self._requested:
+            self.reason = self._reason_against(work.preconditioner, len(g))
         if not self.reason:
             self._use(work.preconditioner, g.device)
             replayed = self._attempt(lambda: self._replayed_step(work, value, g, inputs))
@@ -71,6 +77,15 @@ class RecordedWork(VectorWork):
                 return replayed
         self._warn()
         return CALLED.step(work, value, g, inputs)
+
+    def _reason_against(self, preconditioner: Any, entries: int) -> str:
+        """Return why recordings that the caller has not asked for do not pay; empty if they do."""
+        if entries > MAX_ENTRIES:
+            return f"the parameters have more than {MAX_ENTRIES} entries, for which capture = True is required"
+        if preconditioner is not self._preconditioner and self._metrics >= MAX_METRICS:
+            self.reset()
+            return "the trainable parameters change too often, so that capture = True is required"
+        return ""
 
     def _replayed_step(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
         value, g, *others = (self._fill(place, tensor) for place, tensor in enumerate((value, g, *inputs)))
@@ -106,6 +121,7 @@ class RecordedWork(VectorWork):
         if preconditioner is not self._preconditioner:
             self.reset()
             self._preconditioner, self._recorder = preconditioner, Recorder(device)
+            self._metrics += 1
 
     def _record(self, changed: Sequence[Tensor], body: Callable[[], Sequence[Tensor]]) -> Recording:
         """Record a function, and restore the tensors that it changes."""
