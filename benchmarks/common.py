@@ -151,16 +151,16 @@ def draw_profile(axes: Any, costs: Mapping[str, Sequence[float]], most: float, s
 # ---------------------------------------------------------------------- processes
 
 
-def set_threads(threads: int, tf32: bool = False) -> None:
-    """Use `threads` threads in torch, and on a GPU full float32 precision; `tf32`: matrix products in TF32."""
+def set_threads(threads: int) -> None:
+    """Use `threads` threads in torch and full float32 precision (no TF32) on a GPU."""
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
-def worker_pool(workers: int, threads: int = 1, tf32: bool = False) -> ProcessPoolExecutor:
+def worker_pool(workers: int, threads: int = 1) -> ProcessPoolExecutor:
     """Return a pool of spawned processes, each with `threads` threads in torch and in BLAS."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))  # a worker reads them when it starts
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=set_threads, initargs=(threads, tf32))
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=set_threads, initargs=(threads,))

@@ -145,11 +145,11 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
 
     data = options.data_dir, options.device, options.decay
     if options.jobs == 1:
-        set_threads(options.threads, options.tf32)
+        set_threads(options.threads)
         while in_time() and (left := waiting()):
             store(try_run(left[0], *data))
     else:
-        with worker_pool(options.jobs, options.threads, options.tf32) as pool:
+        with worker_pool(options.jobs, options.threads) as pool:
             while True:
                 for spec in waiting()[: options.jobs - len(busy)] if in_time() else []:
                     busy[pool.submit(try_run, spec, *data)] = spec
@@ -173,7 +173,7 @@ def timing(options: argparse.Namespace) -> None:
 
     SANC and AdamW are also captured; of SANC without closures that is the step alone. *eager* is without recordings.
     """
-    set_threads(options.threads, options.tf32)
+    set_threads(options.threads)
     device, rows = torch.device(options.device), {}
     cuda, count = device.type == "cuda", 20 if options.quick else 200
     for task in options.tasks:
@@ -296,7 +296,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no run starts")
     parser.add_argument("--device", help="by default cuda if there is one")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch in each process")
-    parser.add_argument("--tf32", action="store_true", help="allow TF32 in products on a GPU; use a separate --out")
     parser.add_argument("--timing", action="store_true", help="time evaluations; --out writes timing.json")
     parser.add_argument("--plot", type=Path, nargs="+", metavar="OUT", help="tables and figures of earlier runs")
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the data as .npz; no runs")
