@@ -38,7 +38,7 @@ with the penalty, and on validation and test rows without it. A test loss is tha
 the validation loss, at its lowest validation loss. A run fails if its final loss exceeds that of AdamW with its default
 rate of 1e-3 and the same seed. TF32 is off.
 
---out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.gz, are not repeated. table.md, profile.png
+--out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.xz, are not repeated. table.md, profile.png
 and curves.png show these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`; heavyball
 is not.
 """
@@ -270,7 +270,7 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Read the runs in folders; of repeated runs, keep the first."""
     found: dict[Spec, dict[str, Any]] = {}
     for folder in folders:
-        paths = [folder / "runs.jsonl", folder / "runs.jsonl.gz"] if folder.is_dir() else [folder]
+        paths = [folder / "runs.jsonl", folder / "runs.jsonl.xz"] if folder.is_dir() else [folder]
         for run in (run for path in paths if path.exists() for run in read_runs(path)):
             found.setdefault(spec_of(run), run)
     return list(found.values())

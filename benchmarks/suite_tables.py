@@ -244,7 +244,7 @@ def large_table(runs: Sequence[Run]) -> str:
 
 RAMPS = ("linear, 20 steps", "linear, 100 steps", "linear, 300 steps", "root, 300 steps", "root, width/4",
          "root, width/2", "root, width")  # fmt: skip
-"""Growth of the step size at the start in `trials.jsonl.gz`."""
+"""Growth of the step size at the start in `trials.jsonl.xz`."""
 
 
 def ramps_table(trials: Sequence[Run]) -> str:
