@@ -366,8 +366,7 @@ def run_of_rows(result: Any, seconds: float) -> dict[str, Any]:
 
 def covariance_error(data: Family, p: torch.Tensor, covariance: torch.Tensor) -> float:
     """Return the largest relative difference between a finite covariance and its value from singular values."""
-    curve = lambda q: data.model(data.x, *q)
-    columns = torch.func.vmap(torch.func.jacfwd(curve))(p)
+    columns = torch.func.vmap(torch.func.jacfwd(lambda q: data.model(data.x, *q)))(p)
     norms = torch.linalg.vector_norm(columns, dim=1)
     inverse = torch.linalg.pinv(columns / norms[:, None, :]) / norms[:, :, None]
     freedom = len(data.x) - p.shape[1]
@@ -379,7 +378,9 @@ def covariance_error(data: Family, p: torch.Tensor, covariance: torch.Tensor) ->
 
 def rows_row(found: dict[str, dict[str, Any]], default: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Compare two sets of rows: their costs one by one, and the sums of what they need."""
-    pairs = [(cost, other) for name in found for cost, other in zip(found[name]["cost"], default[name]["cost"], strict=True)]
+    pairs = [
+        (cost, other) for name in found for cost, other in zip(found[name]["cost"], default[name]["cost"], strict=True)
+    ]
     margin = 1.0 + 1e-6
     row: dict[str, Any] = {
         "above": sum(cost > other * margin + 1e-12 for cost, other in pairs),
@@ -629,7 +630,9 @@ def form(cell: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="a few problems and constants, seconds", out="constants.json and table.md")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--only", nargs="+", default=[""], help="constants and settings whose name contains one of these")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="constants and settings whose name contains one of these"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
