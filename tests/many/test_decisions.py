@@ -275,7 +275,7 @@ def core_step(g, curvature, half_width, sigma, rejected_norm):
 
 def test_sigma_is_raised_after_a_truncated_step_as_in_the_core():
     """A step that bounds do not truncate ends it here whatever its norm; the core raises σ until it is shorter."""
-    rng, count = np.random.default_rng(5), 60
+    rng, count = np.random.default_rng(5), 80
     g, curvature = rng.uniform(-2.0, 2.0, count), rng.uniform(-1.0, 1.0, count)
     half_width, sigma = rng.uniform(0.1, 1.0, count), 10.0 ** rng.uniform(-6, 1, count)
     rejected = half_width * rng.choice([1.0, 2.0], count)
@@ -293,4 +293,4 @@ def test_sigma_is_raised_after_a_truncated_step_as_in_the_core():
         assert float(rows.trial.norm[k]) == pytest.approx(step.norm, rel=1e-8)
         assert float(rows.trial.x[k]) == pytest.approx(float(step.trial_point[0]), rel=1e-8)
         same, raised = same + 1, raised + (step.sigma > sigma[k])
-    assert same > 40 and raised > 10 and differing > 0
+    assert same > 30 and raised > 5 and differing > 5
