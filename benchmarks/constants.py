@@ -10,12 +10,12 @@ the default, over problems that both solve. *bounds*: the same for the developme
 400. *fits*: the same for `sanc.least_squares`, with Jacobians, on the fits of NIST and of Moré, Garbow and Hillstrom
 four of the latter also with 200 and 400 variables, and two networks. *rows*: `sanc.curve_fit` on 1,000 rows of three
 families of benchmarks.many, and `sanc.minimize_many` on rows of 600 variables; the table shows the fits that end above
-and below the cost of the default, the sums of evaluations relative to the default, and the largest relative difference
-between a covariance and its value from singular values. *diagnosis*: small problems of the zoo with consistent and
-inconsistent derivatives; the table shows the correct endings. *samples*: small networks and regressions on batches,
-among them data with outliers, offsets and drift, tiny weights, an embedding, a large learning rate and a saddle; the
-table shows the geometric mean of the final training loss relative to the default over tasks and seeds, the largest such
-ratio, and the runs that fail. Seconds are those of the processor, relative to the default.
+and below the cost of the default, evaluations and seconds of the processor relative to the default, and the largest
+relative difference between a covariance and its value from singular values. *diagnosis*: small problems of the zoo with
+consistent and inconsistent derivatives; the table shows the correct endings. *samples*: small networks and regressions
+on batches, among them data with outliers, offsets and drift, tiny weights, an embedding, a large learning rate and a
+saddle; the table shows the geometric mean of the final training loss relative to the default over tasks and seeds, the
+largest such ratio, and the runs that fail.
 
 --out writes constants.json and table.md.
 """
@@ -299,17 +299,15 @@ def fit_problems(quick: bool) -> Iterator[tuple[str, str, float, Any, Any, Any]]
 
 
 def fit_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the cost, the counts and the processor time of each fit."""
+    """Return the cost and the counts of each fit."""
     found = {}
-    sanc.least_squares(lambda x: x, torch.ones(1))  # the first call takes longer
     for name, group, floor, fun, start, jac in fit_problems(options.quick):
-        clock = time.process_time()
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             result = sanc.least_squares(fun, start, jac, max_nfev=200, certify=False)
         counts = {"values": result.nfev, "Jacobians": result.njev, "products": result.nhev}
         cost = result.cost if math.isfinite(result.cost) else math.inf
-        found[name] = {"family": group, "floor": floor, "cost": cost, **counts, "seconds": time.process_time() - clock}
+        found[name] = {"family": group, "floor": floor, "cost": cost, **counts}
     return found
 
 
@@ -325,8 +323,7 @@ def fits_row(found: dict[str, dict[str, Any]], default: dict[str, dict[str, Any]
     both = solved(found) & solved(default)
     ratios = {kind: geometric_mean([(found[name][kind] + 1) / (default[name][kind] + 1) for name in both])
               for kind in ("values", "Jacobians", "products")}  # fmt: skip
-    seconds = sum(run["seconds"] for run in found.values()) / sum(run["seconds"] for run in default.values())
-    return {"solved": len(solved(found)), **ratios, "seconds": seconds}
+    return {"solved": len(solved(found)), **ratios}
 
 
 # ---------------------------------------------------------------------- rows
