@@ -7,7 +7,7 @@
 There are six parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its long
 walks and NIST's fits; the table shows the problems solved and the geometric means of values and products relative to
 the default, over problems that both solve. *bounds*: the same for the development half of benchmarks.bounded with n ≤
-400. *fits*: the same for `sanc.least_squares`, with Jacobians, on the fits of NIST and of Moré, Garbow and Hillstrom
+400. *fits*: the same for `sanc.least_squares`, with Jacobians, on the fits of NIST and of Moré, Garbow and Hillstrom,
 four of the latter also with 200 and 400 variables, and two networks. *rows*: `sanc.curve_fit` on 1,000 rows of three
 families of benchmarks.many, and `sanc.minimize_many` on rows of 600 variables; the table shows the fits that end above
 and below the cost of the default, evaluations and seconds of the processor relative to the default, and the largest

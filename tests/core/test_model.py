@@ -150,7 +150,7 @@ def test_sigma_is_doubled_until_the_step_is_within_the_limit(rng):
     assert np.linalg.norm(step_in(here, subspace)) == pytest.approx(norms[0], rel=1e-6)
 
 
-@pytest.mark.parametrize(("smallest", "is_limited"), [(0.01, False), (-0.01, True)])
+@pytest.mark.parametrize(("smallest", "is_limited"), [(0.01, False), (-1.0, True)])
 def test_the_first_step_is_limited_only_if_sigma_determines_its_norm(rng, smallest, is_limited):
     values = np.append(smallest, np.linspace(0.02, 1.0, 5))
     matrix, g = quadratic(values, rng)
