@@ -141,13 +141,14 @@ def smallest_norm(matrix, g, sigma):
 def test_sigma_is_doubled_until_the_step_is_within_the_limit(rng):
     """The result is the smallest 2ᵏσ with this property: the norms follow from the dense secular equation."""
     matrix, g = quadratic(np.full(6, 1e-3) * np.arange(1.0, 7.0), rng)
-    here = point_of(matrix, g, last_step_norm=0.1, units=Units(0.2, 1.0), sigma=1e-5, last_grad_norm=1e9)
-    subspace = FORCING.build(here)
-    doublings = math.log2(subspace.sigma / 1e-5)
-    assert doublings == round(doublings) > 3 and subspace.allows_longer_steps
-    norms = [smallest_norm(matrix, g, sigma) for sigma in (subspace.sigma, subspace.sigma / 2.0)]
-    assert norms[0] <= 0.3 < norms[1]
-    assert np.linalg.norm(step_in(here, subspace)) == pytest.approx(norms[0], rel=1e-6)
+    for first in np.geomspace(1e-6, 1e-5, 7):
+        here = point_of(matrix, g, last_step_norm=0.1, units=Units(0.2, 1.0), sigma=first, last_grad_norm=1e9)
+        subspace = FORCING.build(here)
+        doublings = math.log2(subspace.sigma / first)
+        assert doublings == round(doublings) > 3 and subspace.allows_longer_steps
+        norms = [smallest_norm(matrix, g, sigma) for sigma in (subspace.sigma, subspace.sigma / 2.0)]
+        assert norms[0] <= 0.3 < norms[1]
+        assert np.linalg.norm(step_in(here, subspace)) == pytest.approx(norms[0], rel=1e-6)
 
 
 @pytest.mark.parametrize(("smallest", "is_limited"), [(0.01, False), (-1.0, True)])
