@@ -294,3 +294,33 @@ def test_sigma_is_raised_after_a_truncated_step_as_in_the_core():
         assert float(rows.trial.x[k]) == pytest.approx(float(step.trial_point[0]), rel=1e-8)
         same, raised = same + 1, raised + (step.sigma > sigma[k])
     assert same > 30 and raised > 5 and differing > 5
+
+
+def test_after_the_last_rejection_rows_escape_as_in_the_core():
+    """Rows with an earlier trial propose another cubic step. The curvature is diagonal, so that v is a unit vector."""
+    rng, count = np.random.default_rng(9), 40
+    values = np.sort(rng.uniform(-1.0, 1.0, (count, 3)), axis=1)
+    g, sigma = rng.standard_normal((count, 3)), 10.0 ** rng.uniform(-2, 2, count)
+    x = rng.standard_normal((count, 3))
+    matrices = np.eye(3) * values[:, :, None]
+    rows = Rows.start(torch.arange(count), RowPoints(*map(tensor, (x, np.zeros(count), g, matrices))), None, None)
+    vectors = torch.eye(3, dtype=torch.float64).expand(count, 3, 3).clone()
+    rows.spectra = Spectra(tensor(values), vectors, tensor(g), torch.zeros(count))
+    rows.sigma, rows.grad_norm, rows.x_norm = tensor(sigma), tensor(g).norm(dim=1), tensor(x).norm(dim=1)
+    last = ROBUST.model.max_resolves + 1
+    rows.trial_count = torch.arange(count) % 2 + last - 1
+    RowProposals(GivenRows(), 0).propose_pending(rows)
+    assert torch.equal(rows.trial.mode == ESCAPE, rows.trial_count == last)
+    branches = set()
+    for k in range(1, count, 2):
+        here = point_with(lambda y, start=x[k]: -1.0 + (y == start).all(), x=x[k], g=g[k], rule=RULE)
+        subspace = subspace_with(
+            ritz_value=float(values[k, 0]),
+            hessian_norm=float(np.abs(values[k]).max()),
+            ritz_vector=lambda: np.eye(3)[0],
+        )
+        decision = ROBUST.escape(here, subspace, float(sigma[k]), model_proposes=True)
+        np.testing.assert_allclose(rows.trial.x[k].numpy(), decision.point, rtol=1e-12)
+        assert float(rows.trial.norm[k]) == pytest.approx(decision.step_norm)
+        branches.add(decision.branch)
+    assert branches == {Branch.CURVATURE, Branch.GRADIENT}
