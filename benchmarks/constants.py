@@ -1,16 +1,21 @@
 """Vary one named constant of the default at a time, and show what it earns.
 
-    python -m benchmarks.constants --out constants-output                 # all parts, about an hour on one core
+    python -m benchmarks.constants --out constants-output                 # all parts, about two hours on one core
     python -m benchmarks.constants --parts samples --only OUTLIER
     python -m benchmarks.constants --quick                                # a few problems and constants, seconds
 
-There are four parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its long
+There are six parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100, its saddle starts, its long
 walks and NIST's fits; the table shows the problems solved and the geometric means of values and products relative to
 the default, over problems that both solve. *bounds*: the same for the development half of benchmarks.bounded with n ≤
-400. *diagnosis*: small problems of the zoo with consistent and inconsistent derivatives; the table shows the correct
-endings. *samples*: small networks and regressions on batches, among them data with outliers, offsets and drift, tiny
-weights, an embedding, a large learning rate and a saddle; the table shows the geometric mean of the final training loss
-relative to the default over tasks and seeds, the largest such ratio, and the runs that fail.
+400. *fits*: the same for `sanc.least_squares`, with Jacobians, on the fits of NIST and of Moré, Garbow and Hillstrom,
+four of the latter also with 200 and 400 variables, and two networks. *rows*: `sanc.curve_fit` on 1,000 rows of three
+families of benchmarks.many, and `sanc.minimize_many` on rows of 600 variables; the table shows the fits that end above
+and below the cost of the default, evaluations and seconds of the processor relative to the default, and the largest
+relative difference between a covariance and its value from singular values. *diagnosis*: small problems of the zoo with
+consistent and inconsistent derivatives; the table shows the correct endings. *samples*: small networks and regressions
+on batches, among them data with outliers, offsets and drift, tiny weights, an embedding, a large learning rate and a
+saddle; the table shows the geometric mean of the final training loss relative to the default over tasks and seeds, the
+largest such ratio, and the runs that fail.
 
 --out writes constants.json and table.md.
 """
@@ -21,10 +26,11 @@ import argparse
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +44,9 @@ from benchmarks.bounded import run_one
 from benchmarks.bounded_problems import problems as bounded_problems
 from benchmarks.common import Counted, worker_pool, zoo
 from benchmarks.fits import problems as fits
+from benchmarks.least_squares_problems import large_problems
+from benchmarks.least_squares_problems import problems as least_squares_problems
+from benchmarks.many import Family, family
 from benchmarks.reporting import command, markdown_table, number, write_results
 
 INF = math.inf
@@ -79,6 +88,45 @@ BOUNDS: Mapping[str, Sequence[float]] = {
     "core.bounded.box_model._CG_TOLERANCE": (0.1, 1e-4),
 }
 """Constants of runs with bounds."""
+
+FITS: Mapping[str, Sequence[float]] = {
+    "leastsquares.jacobian_model.MAX_STEP_GROWTH": (1.5, 3.0),
+    "leastsquares.jacobian_model.JacobianModel.first_sigma_in_units": (1e-4, 1e-24),
+    "leastsquares.second_order_term.MAX_ESTIMATED_VARIABLES": (0, 1000),
+    "leastsquares.second_order_term._SECOND_ORDER_FRACTION": (0.01, 1.0),
+    "leastsquares.second_order_term._MAX_RELIABLE_ERROR": (0.1, 1e30),
+    "leastsquares.second_order_term._MIN_COSINE": (0.0, 1e-3),
+    "leastsquares.accelerated.DIFFERENCE_FRACTION": (0.01, 0.5),
+    "leastsquares.accelerated.MAX_CORRECTION, leastsquares.network_model.MAX_CORRECTION": (0.0, 2.0),
+    "leastsquares.accelerated._STRAIGHT_RHO": (0.5, 0.99),
+    "leastsquares.accelerated._MIN_CURVED_STEPS": (0, 1e30),
+    "leastsquares.accelerated._NEGLIGIBLE_MULTIPLIER": (0.0, 0.1),
+    "leastsquares.accelerated._SAME_DIRECTION_TOLERANCE": (0.0, 0.9),
+    "leastsquares.oracle._OFFSET_FACTOR": (3.0, 300.0),
+    "leastsquares.oracle._MAX_OFFSET": (0.0, 1e-4),
+    "leastsquares.run._MIN_COST_RATIO": (1e-12, 0.1),
+    "leastsquares.residuals.MAX_DENSE_VARIABLES": (100, 1000),
+    "leastsquares.matrices.MAX_GRAM_SIDE": (10, 100_000),
+    "leastsquares.whole_hessian._MAX_MATRIX_VARIABLES": (0, 100),
+    "leastsquares.evaluation._RANDOM_SIGNS": (2, 32),
+}
+"""Constants of `least_squares`."""
+
+ROWS: Mapping[str, Sequence[float]] = {
+    "leastsquares.curve_fitting._DEFAULT_RESTARTS": (1, 8),
+    "leastsquares.row_fits._POOR_FIT_FACTOR": (1.5, 10.0),
+    "leastsquares.row_fits._MAX_REFITS": (1, 4),
+    "leastsquares.row_fits._MAX_FIRST_TRIALS": (6, 24),
+    "leastsquares.rows._MIN_HESSIAN_FRACTION": (0.1, 1e30),
+    "leastsquares.rows._GAUSS_NEWTON_ITERATIONS": (0, 20),
+    "leastsquares.rows.MAX_STEP_GROWTH": (1.5, 3.0),
+    "leastsquares.rows.GAUSS_NEWTON_SIGMA_RATIO": (1.0, 1e-20),
+    "leastsquares.row_covariances._MIN_EIGENVALUE_RATIO": (0.0, 1.0),
+    "many.lanczos._FIRST_TEST_DIM": (2, 16),
+    "many.lanczos._STEP_TEST_DIVISOR": (1, 8),
+    "many.lanczos._CERTIFICATE_TEST_DIVISOR": (1, 16),
+}
+"""Constants of `curve_fit` for rows of data and of `minimize_many`."""
 
 DIAGNOSIS: Mapping[str, Sequence[float]] = {
     "core.runs.step_checks._COMPARED_ITERATIONS": (1, 20),
@@ -141,6 +189,21 @@ SAMPLES: Mapping[str, Sequence[float]] = {
 }
 """Constants of runs on samples."""
 
+EXACT_SETTINGS: Mapping[str, Sequence[Any]] = {
+    "first_radius": (0.1, 10.0),
+    "max_resolves": (3, 40),
+    "krylov_dim": (5, 20),
+    "krylov_stop": ("paper",),
+    "lanczos": ("regenerate",),
+    "eta1": (0.01, 0.25),
+    "eta2": (0.5, 0.9),
+    "rounding_guard": (False,),
+    "sigma0": (1e-2, 1.0),
+    "gamma": (1.5, 8.0),
+    "sigma_rule": ("paper",),
+}
+"""Settings of runs on an exact objective."""
+
 SETTINGS: Mapping[str, Sequence[Any]] = {
     "memory": (0.8, 0.99),
     "refresh": (200,),
@@ -159,18 +222,18 @@ SETTINGS: Mapping[str, Sequence[Any]] = {
 
 
 def patched(names: str, value: float) -> ExitStack:
-    """Return a context in which a constant, in each module that holds it, has another value."""
+    """Return a context in which a constant, in each module or class that holds it, has another value."""
     stack = ExitStack()
     for name in names.split(", "):
-        module, _, attribute = name.rpartition(".")
-        stack.enter_context(patch.object(import_module(f"sanc.{module}"), attribute, value))
+        holder, _, attribute = name.rpartition(".")
+        stack.enter_context(patch.object(resolve_name(f"sanc.{holder}"), attribute, value))
     return stack
 
 
 def value_of(names: str) -> float:
     """Return the value of a constant."""
-    module, _, attribute = names.split(", ")[0].rpartition(".")
-    return float(getattr(import_module(f"sanc.{module}"), attribute))
+    holder, _, attribute = names.split(", ")[0].rpartition(".")
+    return float(getattr(resolve_name(f"sanc.{holder}"), attribute))
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
@@ -181,18 +244,18 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 # ---------------------------------------------------------------------- exact objectives
 
 
-def exact_runs(quick: bool) -> dict[str, tuple[bool, int, int]]:
+def exact_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, tuple[bool, int, int]]:
     """Whether each problem is solved, and its values and products."""
-    found = {}
+    found, quick = {}, options.quick
     walks = [problem for n in (10, 100) for problem in zoo.walks(n)]
     problems = [problem for problem in (*zoo.PROBLEMS, *fits(), *walks) if problem.n <= (3 if quick else 100)]
     for problem in problems[:8] if quick else problems:
         counted = Counted(problem)
-        options = {"jac": counted.jac, "hessp": counted.hessp, "tol": problem.gtol}
-        result = sanc.minimize(counted.fun, problem.x0, max_iter=500, max_time=10.0, certify=False, **options)
+        given = {"jac": counted.jac, "hessp": counted.hessp, "tol": problem.gtol, **settings}
+        result = sanc.minimize(counted.fun, problem.x0, max_iter=500, max_time=10.0, certify=False, **given)
         found[problem.name] = (problem.reached(float(result.fun)) is not None, result.nfev, result.nhev)
     for start in () if quick else (*zoo.SADDLES, *zoo.HIDDEN):
-        result = sanc.minimize(start.fun, torch.from_numpy(start.x0), max_iter=200, max_time=10.0)
+        result = sanc.minimize(start.fun, torch.from_numpy(start.x0), max_iter=200, max_time=10.0, **settings)
         found[start.name] = (bool(result.success), result.nfev, result.nhev)
     return found
 
@@ -205,11 +268,129 @@ def exact_row(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     return {"solved": solved, "values": geometric_mean(ratios[0]), "products": geometric_mean(ratios[1])}
 
 
-def bounded_runs(quick: bool) -> dict[str, tuple[bool, int, int]]:
+def bounded_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, tuple[bool, int, int]]:
     """Whether each problem with bounds is solved, and its values and products."""
-    chosen = [problem for problem in bounded_problems() if not problem.unseen and problem.n <= (5 if quick else 400)]
-    found = {problem.name: run_one("sanc", problem, 500, 10.0) for problem in (chosen[:4] if quick else chosen)}
+    largest = 5 if options.quick else 400
+    chosen = [problem for problem in bounded_problems() if not problem.unseen and problem.n <= largest]
+    found = {problem.name: run_one("sanc", problem, 500, 10.0) for problem in (chosen[:4] if options.quick else chosen)}
     return {name: (run["solved"], run["nfev"], run["products"]) for name, run in found.items()}
+
+
+# ---------------------------------------------------------------------- least squares
+
+
+def fit_problems(quick: bool) -> Iterator[tuple[str, str, float, Any, Any, Any]]:
+    """Yield name, family, smallest cost that counts, residuals, start and Jacobian of fits."""
+    chosen = [problem for problem in least_squares_problems() if problem.group == "NIST" or problem.name.endswith("-1")]
+    for problem in chosen[:6] if quick else chosen:
+        yield problem.name, problem.family, problem.floor, problem.fun, problem.start, problem.jac
+    for n in () if quick else (200, 400):
+        for problem in large_problems(n):
+            start = torch.from_numpy(problem.start)
+            yield problem.name, problem.name, problem.floor, problem.residuals, start, None
+    x = torch.linspace(0.0, 2.0, 30, dtype=torch.float64)[:, None]
+    observed = torch.sin(4.0 * x[:, 0]) + 0.1 * torch.cos(50.0 * x[:, 0])
+    decay = [(lambda u, z: torch.func.grad(u)(z)[0] + 2.0 * u(z), x), (lambda u, z: u(z) - 1.0, x[:1], 9.0)]
+    for name, terms in (("decay", decay), ("wave", [(lambda u, z, y: u(z) - y, (x, observed))])):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        fun = sanc.NetworkResiduals(net, terms)
+        yield f"network, {name}", f"network, {name}", 1e-10, fun, fun.start, None
+
+
+def fit_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the cost and the counts of each fit."""
+    found = {}
+    for name, group, floor, fun, start, jac in fit_problems(options.quick):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            result = sanc.least_squares(fun, start, jac, max_nfev=200, certify=False)
+        counts = {"values": result.nfev, "Jacobians": result.njev, "products": result.nhev}
+        cost = result.cost if math.isfinite(result.cost) else math.inf
+        found[name] = {"family": group, "floor": floor, "cost": cost, **counts}
+    return found
+
+
+def fits_row(found: dict[str, dict[str, Any]], default: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compare two sets of fits; one is solved whose cost is the lowest that the default finds for its family."""
+    best: dict[str, float] = {}
+    for run in default.values():
+        best[run["family"]] = min(run["cost"], best.get(run["family"], math.inf))
+
+    def solved(runs: dict[str, dict[str, Any]]) -> set[str]:
+        return {name for name, run in runs.items() if run["cost"] <= best[run["family"]] * (1.0 + 1e-6) + run["floor"]}
+
+    both = solved(found) & solved(default)
+    ratios = {kind: geometric_mean([(found[name][kind] + 1) / (default[name][kind] + 1) for name in both])
+              for kind in ("values", "Jacobians", "products")}  # fmt: skip
+    return {"solved": len(solved(found)), **ratios}
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Rosenbrock's function of neighbouring variables."""
+    return (4.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2).sum()
+
+
+def row_runs(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the costs of the rows of each family, the counts, the processor time and errors of covariances."""
+    found = {}
+    fits_of_family = 50 if options.quick else 1000
+    sanc.minimize_many(chain, torch.ones(2, 3))  # the first call takes longer
+    for name in ("peak", "rough", "two decays"):
+        data = family("peak" if name == "rough" else name, fits_of_family, "cpu", rough=name == "rough")
+        clock = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            p, covariance, result = sanc.curve_fit(data.model, data.x, data.y, data.start, full_output=True)
+        seconds = time.process_time() - clock
+        found[name] = run_of_rows(result, seconds) | {"covariance": covariance_error(data, p, covariance)}
+    starts = torch.linspace(0.5, 0.9, 1 if options.quick else 4, dtype=torch.float64)
+    clock = time.process_time()
+    result = sanc.minimize_many(chain, starts[:, None] * torch.ones(600, dtype=torch.float64))
+    found["chain"] = run_of_rows(result, time.process_time() - clock)
+    return found
+
+
+def run_of_rows(result: Any, seconds: float) -> dict[str, Any]:
+    """Return costs, counts and processor time of many rows; the cost of a row without success is infinite."""
+    cost = torch.where(result.success, result.fun, torch.inf)
+    counts = {name: int(getattr(result, name).sum()) for name in ("nfev", "njev")}
+    return {"cost": cost.tolist(), **counts, "seconds": seconds}
+
+
+def covariance_error(data: Family, p: torch.Tensor, covariance: torch.Tensor) -> float:
+    """Return the largest relative difference between a finite covariance and its value from singular values."""
+    columns = torch.func.vmap(torch.func.jacfwd(lambda q: data.model(data.x, *q)))(p)
+    norms = torch.linalg.vector_norm(columns, dim=1)
+    inverse = torch.linalg.pinv(columns / norms[:, None, :]) / norms[:, :, None]
+    freedom = len(data.x) - p.shape[1]
+    expected = inverse @ inverse.mT * (2.0 * data.cost(p) / freedom)[:, None, None]
+    finite = covariance.isfinite().flatten(1).all(1)
+    error = torch.linalg.matrix_norm(covariance - expected) / torch.linalg.matrix_norm(expected)
+    return float(error[finite].max())
+
+
+def rows_row(found: dict[str, dict[str, Any]], default: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compare two sets of rows: their costs one by one, and the sums of what they need."""
+    pairs = [
+        (cost, other) for name in found for cost, other in zip(found[name]["cost"], default[name]["cost"], strict=True)
+    ]
+    margin = 1.0 + 1e-6
+    row: dict[str, Any] = {
+        "above": sum(cost > other * margin + 1e-12 for cost, other in pairs),
+        "below": sum(other > cost * margin + 1e-12 for cost, other in pairs),
+    }
+    fitted = [name for name in found if name != "chain"]
+    for kind, count in (("values", "nfev"), ("derivatives", "njev"), ("seconds", "seconds")):
+        totals = [sum(runs[name][count] for name in fitted) for runs in (found, default)]
+        row[kind] = totals[0] / totals[1]
+    row["covariance"] = max(found[name]["covariance"] for name in fitted)
+    for kind, count in (("values, n = 600", "nfev"), ("seconds, n = 600", "seconds")):
+        row[kind] = found["chain"][count] / default["chain"][count]
+    return row
 
 
 # ---------------------------------------------------------------------- diagnosis
@@ -241,10 +422,10 @@ def cases(quick: bool) -> Iterator[tuple[str, Any, dict[str, Any], Callable[[Any
         yield "asymmetric products", (f, problem), plain | skewed, contradicted
 
 
-def diagnoses(quick: bool) -> dict[str, tuple[int, int]]:
+def diagnoses(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Correct endings and cases of each kind."""
     found: dict[str, tuple[int, int]] = {}
-    for kind, (f, problem), given, right in cases(quick):
+    for kind, (f, problem), given, right in cases(options.quick):
         result = sanc.minimize(f, problem.x0, max_iter=200, max_time=5.0, certify=False, **given)
         good, many = found.get(kind, (0, 0))
         found[kind] = (good + right(result), many + 1)
@@ -396,29 +577,30 @@ def samples_row(found: dict[tuple[str, int], float], default: dict[tuple[str, in
 
 def chosen(constants: Mapping[str, Sequence[Any]], options: argparse.Namespace) -> list[tuple[str, Any]]:
     """Return the constants and values to try."""
-    pairs = [(name, value) for name, values in constants.items() for value in values if options.only in name]
+    named = [name for name in constants if any(part in name for part in options.only)]
+    pairs = [(name, value) for name in named for value in constants[name]]
     return pairs[:: max(1, len(pairs) // 2)] if options.quick else pairs
 
 
-PARTS: Mapping[str, tuple[Any, Any, Sequence[Mapping[str, Sequence[Any]]]]] = {
-    "exact": (exact_runs, exact_row, (EXACT,)),
-    "bounds": (bounded_runs, exact_row, (BOUNDS,)),
-    "diagnosis": (diagnoses, diagnosis_row, (DIAGNOSIS,)),
-    "samples": (sample_runs, samples_row, (SAMPLES, SETTINGS)),
+PARTS: Mapping[str, tuple[Any, Any, Mapping[str, Sequence[float]], Mapping[str, Sequence[Any]]]] = {
+    "exact": (exact_runs, exact_row, EXACT, EXACT_SETTINGS),
+    "bounds": (bounded_runs, exact_row, BOUNDS, {}),
+    "fits": (fit_runs, fits_row, FITS, {}),
+    "rows": (row_runs, rows_row, ROWS, {}),
+    "diagnosis": (diagnoses, diagnosis_row, DIAGNOSIS, {}),
+    "samples": (sample_runs, samples_row, SAMPLES, SETTINGS),
 }
+"""For each part its runs, the comparison with those of the default, its constants and its settings."""
 
 
 def job(part: str, name: str, value: Any, options: argparse.Namespace) -> Any:
     """Make the runs of one value of a constant or setting."""
     torch.set_num_threads(1)
-    runs = PARTS[part][0]
-    if part != "samples":
-        with patched(name, value) if name != "default" else ExitStack():
-            return runs(options.quick)
-    if name in SETTINGS:
-        return runs(options, {name: value})
-    with patched(name, value) if name != "default" else ExitStack():
-        return runs(options, {})
+    runs, _, constants, _ = PARTS[part]
+    if name in constants:
+        with patched(name, value):
+            return runs(options, {})
+    return runs(options, {} if name == "default" else {name: value})
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -429,8 +611,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         head = [key for key in mine[0] if key not in ("part", "name", "value")]
         cells = []
         for row in mine:
-            known = "" if row["name"] in ("default", *SETTINGS) else f" (default {value_of(row['name']):g})"
-            shown = row["value"] if isinstance(row["value"], str) else f"{row['value']:g}"
+            is_constant = row["name"] in PARTS[part][2]
+            known = f" (default {value_of(row['name']):g})" if is_constant else ""
+            shown = f"{row['value']:g}" if isinstance(row["value"], int | float) else str(row["value"])
             cells.append([f"{row['name'].split(', ')[0]}{known}", shown, *(row[key] for key in head)])
         texts.append(markdown_table((part, "value", *head), cells, form, left=2))
     return "\n\n".join(texts)
@@ -444,14 +627,16 @@ def form(cell: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command(__doc__, quick="a few problems and constants, seconds", out="constants.json and table.md")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--only", default="", help="constants whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="constants and settings whose name contains one of these"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
     clock, rows = time.perf_counter(), []
     with worker_pool(options.workers) as pool:
         for part in options.parts:
-            _, row_of, groups = PARTS[part]
+            _, row_of, *groups = PARTS[part]
             jobs = [("default", ""), *(pair for group in groups for pair in chosen(group, options))]
             waiting = [pool.submit(job, part, name, value, options) for name, value in jobs]
             default = waiting[0].result()

@@ -252,3 +252,19 @@ def problems() -> list[LeastSquaresProblem]:
             if np.isfinite(problem.fun(start)).all() and np.isfinite(problem.jac(start)).all():
                 found.append(problem)
     return found
+
+
+def large_problems(n: int) -> list[LeastSquaresProblem]:
+    """Return four problems of Moré, Garbow and Hillstrom with n variables, an even number."""
+    grid = np.arange(1, n + 1) / (n + 1)
+    starts = {
+        "Extended-Rosenbrock": np.tile([-1.2, 1.0], n // 2),
+        "Trigonometric": np.full(n, 1.0 / n),
+        "Discrete-integral": grid * (grid - 1.0),
+        "Broyden-tridiagonal": np.full(n, -1.0),
+    }
+    residuals = {name: function for name, function, _ in _MGH}
+    return [
+        LeastSquaresProblem(f"{name}, {n}", name, "MGH", residuals[name], start, *_free(n), 1e-10)
+        for name, start in starts.items()
+    ]

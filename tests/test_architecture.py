@@ -600,3 +600,38 @@ def test_every_numeric_constant_is_listed_with_its_source():
     numbers = {name for name in found if found[name]}
     assert numbers - NO_ROW <= listed <= set(found)
     assert NO_ROW <= numbers - listed
+
+
+UNIMPORTED = {
+    "": "__main__ _version",
+    "autograd": "batches closures gradient_only internals masters passes",
+    "core": "piece_checks protocol runs/callbacks runs/noise runs/resume runs/run runs/scaled_variables settings",
+    "diagnosis": "curvature entry gradients report samples steps",
+    "functions": "differences with_jax",
+    "graphs": "oracle work",
+    "implicit": "autograd_functions derivatives examination minimum problem solution",
+    "leastsquares": "curve_fitting entry jacobian_model run whole_hessian",
+    "many": "functions iteration result",
+    "minibatch": "metrics/diagonal metrics/identity running_metric training",
+    "minimisation": "arguments bounds certification entry preconditioners reporting samples scipy_interface "
+    "scipy_names",
+    "optim": "checkpoints driving first_step groups optimizers",
+    "options": "remedies",
+    "ranks": "compare find modes oracle saving sharded sums",
+    "sklearn": "checks classifier cross_validation logistic svm",
+    "sums": "checks losses penalty",
+}  # modules that no test imports, by package: packages that use them are tested
+
+
+def test_every_module_is_imported_by_a_test_or_listed():
+    """A new module has a test that imports it. A module that a test imports leaves the list, which only shrinks."""
+    statement = re.compile(r"^ *(?:from (sanc[\w.]*) import (\([^)]*\)|.*)|import (sanc[\w.]*))", re.MULTILINE)
+    names = set()
+    for path in Path(__file__).parent.rglob("*.py"):
+        for package_name, members, module in statement.findall(path.read_text(encoding="utf-8")):
+            names |= {package_name or module, *(f"{package_name}.{member}" for member in re.findall(r"\w+", members))}
+    imported = {files_by_name()[name] for name in names & files_by_name().keys()}
+    untested = {str(name_of(path)) for path in modules() if path not in imported and path.name != "__init__.py"}
+    listed = {f"{package}/{name}".lstrip("/") for package, names in UNIMPORTED.items() for name in names.split()}
+    assert sorted(untested - listed) == [], "modules that no test imports"
+    assert sorted(listed - untested) == [], "modules to delete from the list"

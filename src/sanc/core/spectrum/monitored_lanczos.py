@@ -21,8 +21,9 @@ from sanc.core.spectrum.eigenvalue_bounds import bound_missed_eigenvalues, least
 from sanc.core.spectrum.krylov import Krylov, Lanczos
 from sanc.core.spectrum.product_errors import ASYMMETRY_FACTOR, NONLINEARITY_FACTOR, measure_nonlinearity
 
-_MAX_UNSCALED_EXPONENT = 500
-"""Products are scaled if the exponent of their largest entry reaches ±500; otherwise squares do not overflow."""
+_MAX_UNSCALED_EXPONENT = 400
+"""Products are scaled if the exponent of their largest entry reaches ±400. Otherwise their squares do not overflow, and
+those of their rounding errors do not underflow."""
 _MAX_SCALE_EXPONENT = 1000
 """Largest exponent of that scale: 2^1000 and its inverse are normal numbers, and raise any subnormal above 2^-80."""
 _MIN_BOUND_DIM = 4
