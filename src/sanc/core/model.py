@@ -420,12 +420,14 @@ def _inaccurate_multiplier(
     """
     if not (model.proposes and krylov.is_definite and krylov.starts_at_gradient):
         return None
-    newton_norm, _ = krylov.shifted_norms(0.0)
+    newton_norm, newton_residual = krylov.shifted_norms(0.0)
     if not newton_norm < control.max_step_norm or here.below_precision(newton_norm):
         return None
+    tolerance = _step_tolerance(model, here, newton_norm, control.units, tolerance)
+    if newton_residual <= tolerance:  # and so is that of a larger μ
+        return None
     norm, residual = krylov.shifted_norms(control.sigma * newton_norm)
-    is_inaccurate = residual > _step_tolerance(model, here, newton_norm, control.units, tolerance)
-    return control.sigma * norm if is_inaccurate else None
+    return control.sigma * norm if residual > tolerance else None
 
 
 def _is_accurate(
