@@ -6,8 +6,8 @@ Decreases are compared without a division, and a step whose decrease is not fini
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 
 class Verdict(Enum):
@@ -23,7 +23,8 @@ class Verdict(Enum):
         return self is not Verdict.UNSUCCESSFUL
 
 
-class TrialOutcome(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
     """The outcome of a trial step, from which a `SigmaRule` determines the next σ.
 
     Attributes
