@@ -212,7 +212,7 @@ def _with_next_gradient(here: Point, decision: Decision, first_verdict: Verdict)
         return decision
     end_derivative = here.space.dot(g, decision.point - here.x)
     sigma = rule.after_derivative(decision.sigma, step.sigma, step.decrease, decision.step_norm, end_derivative)
-    return replace(decision, sigma=sigma)
+    return decision if sigma == decision.sigma else replace(decision, sigma=sigma)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,14 @@ class Meter:
         self.product += size
         self.nhev += 1
 
+    def counts(self) -> tuple[int, ...]:
+        """Return all counts, for `restore`."""
+        return self.value, self.gradient, self.product, self.paper_calls, self.nfev, self.njev, self.nhev
+
+    def restore(self, counts: tuple[int, ...]) -> None:
+        """Set all counts to those that `counts` returned."""
+        self.value, self.gradient, self.product, self.paper_calls, self.nfev, self.njev, self.nhev = counts
+
     def snapshot(self) -> Calls:
         """Return the current component counts."""
         return Calls(self.value, self.gradient, self.product, self.paper_calls)

@@ -367,15 +367,16 @@ def _build_subspace(model: KrylovModel, here: Point, krylov: Krylov, operator: O
     It also stops at a product that is not finite; the subspace then has no spectrum.
     """
     control = StepControl(here.state.sigma, here.units)
-    tolerance = _gradient_tolerance(model, here)
-    ritz_tolerance = math.inf if model.uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
-    schedule, multiplier_predicts = _AccuracyTestSchedule(), model.uses_forcing_term and krylov.starts_at_gradient
+    tolerance, uses_forcing_term = _gradient_tolerance(model, here), model.uses_forcing_term
+    ritz_tolerance = math.inf if uses_forcing_term else max(model.epsilon, here.grad_norm) / 2
+    schedule, multiplier_predicts = _AccuracyTestSchedule(), uses_forcing_term and krylov.starts_at_gradient
+    stops_at_negative_curvature = uses_forcing_term and here.oracle.exact
     try:
         while True:
             krylov.extend()
             if krylov.dim == 1:
                 control = step_control(model, here, math.hypot(krylov.alpha[0], krylov.last_beta))
-            must_stop = krylov.is_complete or (model.uses_forcing_term and here.oracle.exact and not krylov.is_definite)
+            must_stop = krylov.is_complete or (stops_at_negative_curvature and not krylov.is_definite)
             if not must_stop and (
                 schedule.is_early(krylov, tolerance)
                 or (model.proposes and krylov.model_gradient_lower_bound(control.sigma) > tolerance)
@@ -419,12 +420,14 @@ def _inaccurate_multiplier(
     """
     if not (model.proposes and krylov.is_definite and krylov.starts_at_gradient):
         return None
-    newton_norm, _ = krylov.shifted_norms(0.0)
+    newton_norm, newton_residual = krylov.shifted_norms(0.0)
     if not newton_norm < control.max_step_norm or here.below_precision(newton_norm):
         return None
+    tolerance = _step_tolerance(model, here, newton_norm, control.units, tolerance)
+    if newton_residual <= tolerance:  # and so is that of a larger μ
+        return None
     norm, residual = krylov.shifted_norms(control.sigma * newton_norm)
-    is_inaccurate = residual > _step_tolerance(model, here, newton_norm, control.units, tolerance)
-    return control.sigma * norm if is_inaccurate else None
+    return control.sigma * norm if residual > tolerance else None
 
 
 def _is_accurate(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from sanc.core.meter import Meter
 from sanc.core.space import Floats, Space, Vector
@@ -74,12 +73,12 @@ class Embedding:
     @property
     def full_oracle(self) -> Oracle:
         """The oracle of all variables; another one if this has only the free variables of a face."""
-        return cast("Oracle", self)
+        return self  # type: ignore[return-value]
 
     @property
     def unscaled_oracle(self) -> Oracle:
         """The oracle of f itself; another one if this evaluates 2^exponent · f."""
-        return cast("Oracle", self)
+        return self  # type: ignore[return-value]
 
     def full_point(self, x: Vector) -> Vector:
         """Return the point with all variables, the same object for the same x."""
@@ -229,12 +228,12 @@ class Oracle(Embedding, ABC):
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Evaluate without counting: restore the counters at the end of the block."""
-        meter, before = self.meter, replace(self.meter)
+        meter = self.meter
+        counts = meter.counts()
         try:
             yield
         finally:
-            for counter in fields(before):
-                setattr(meter, counter.name, getattr(before, counter.name))
+            meter.restore(counts)
 
     # With bounds.
 

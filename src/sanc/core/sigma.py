@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from sanc.core.ratio import TrialOutcome, Verdict
@@ -252,18 +252,20 @@ class SigmaUpdate(Piece):
 
     def rule(self, eps: float, *, exact: bool = False) -> SigmaRule:
         """Return the rule for vectors of precision `eps`."""
-        return _rule(self, self.rule_class, eps, exact)
+        rule = self._rules.get((eps, exact))
+        if rule is None:
+            rule = self._rules[eps, exact] = self.rule_class(
+                sigma0=1.0 if self.sigma0 is None else self.sigma0,
+                floor=eps if self.sigma_floor is None else self.sigma_floor,
+                ceiling=self.sigma_ceiling,
+                gamma=self.gamma,
+                interpolates=self.sigma_rule == "interpolate",
+                measures_sigma0=self.sigma0 is None,
+                exact=exact,
+            )
+        return rule
 
-
-@cache
-def _rule(settings: SigmaUpdate, rule_class: type[SigmaRule], eps: float, exact: bool) -> SigmaRule:
-    """Return the rule of these settings; every iteration asks for it, and building it takes microseconds."""
-    return rule_class(
-        sigma0=1.0 if settings.sigma0 is None else settings.sigma0,
-        floor=eps if settings.sigma_floor is None else settings.sigma_floor,
-        ceiling=settings.sigma_ceiling,
-        gamma=settings.gamma,
-        interpolates=settings.sigma_rule == "interpolate",
-        measures_sigma0=settings.sigma0 is None,
-        exact=exact,
-    )
+    @cached_property
+    def _rules(self) -> dict[tuple[float, bool], SigmaRule]:
+        """The rules so far: every iteration asks for one, and building it takes microseconds."""
+        return {}

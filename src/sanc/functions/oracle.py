@@ -64,7 +64,7 @@ class CallableOracle(Oracle):
         else:
             self.space = NumpySpace(x0.size, x0.dtype)
         self._values: RecentCache[float] = RecentCache()
-        self._gradients: RecentCache[Vector] = RecentCache(1)
+        self._gradients: RecentCache[tuple[float, Vector]] = RecentCache(1)
         self._scale = 0.0  # largest root mean square of x at the points of products by differences
 
     @property
@@ -74,7 +74,7 @@ class CallableOracle(Oracle):
     def as_vector(self, returned: Any, name: str) -> Vector:
         """Copy the value that the callable `name` returned into a new flat vector."""
         array = self.as_array(returned, name)
-        flat = array.reshape(-1).clone() if isinstance(array, Tensor) else array.flatten()
+        flat: Vector = array.reshape(-1).clone() if isinstance(array, Tensor) else array.flatten()
         if len(flat) != self.space.dim:
             raise ArgumentError(
                 f"{name} returned {len(flat)} numbers: return one for each of the {self.space.dim} variables."
@@ -104,23 +104,31 @@ class CallableOracle(Oracle):
     def _evaluate(self, x: Vector) -> float:
         """Call `fun` and return f(x); if it returns the gradient too, cache that."""
         returned = self.fun(self.as_argument(x), *self.args)
-        if self.jac is True:
-            returned, g = pair(returned)
-            self._gradients.put(x, self.as_vector(g, "fun"))
-            self.meter.count_gradient(1)
+        if self.jac is not True:
+            self.meter.count_value(1)
+            return self.as_value(returned)
+        returned, g = pair(returned)
+        g = self.as_vector(g, "fun")
+        self.meter.count_gradient(1)
         self.meter.count_value(1)
-        return self.as_value(returned)
+        return self._gradients.put(x, (self.as_value(returned), g))[0]
 
     def as_value(self, returned: Any) -> float:
         """Convert the value that `fun` returned into a float."""
         return as_scalar(returned)
 
     def gradient(self, x: Vector) -> tuple[float, Vector]:
+        return self._gradients.get(x, self._evaluate_both)
+
+    def _evaluate_both(self, x: Vector) -> tuple[float, Vector]:
+        """Return f(x), which may be cached, and ∇f(x)."""
         value = self.value(x)
-        if self.jac is True and x not in self._gradients:  # the cache holds the value and no longer the gradient
+        if self.jac is not True:
+            return value, self.evaluate_gradient(x)
+        if x not in self._gradients:  # the cache holds the value and no longer the gradient
             self._values.clear()
-            value = self.value(x)
-        return value, self._gradients.get(x, self.evaluate_gradient)
+            self.value(x)
+        return self.gradient(x)
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
         has_gradient = x in self._gradients

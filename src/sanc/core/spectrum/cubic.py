@@ -195,9 +195,10 @@ def sigma_lower_bound(spectrum: Spectrum, linear: Floats, step: CubicStep, max_n
     c = linear.dot(spectrum.vectors)
     with np.errstate(all="ignore"):  # an overflow results in NaN, which is no bound
         for _ in range(BOUND_NEWTON_STEPS):
-            u = c / (spectrum.values + mu)
-            square = u @ u
-            mu += (np.sqrt(square) / max_norm - 1.0) * square / (u @ (u / (spectrum.values + mu)))
+            shifted = spectrum.values + mu
+            u = c / shifted
+            square = u.dot(u)
+            mu += (np.sqrt(square) / max_norm - 1.0) * square / u.dot(u / shifted)
         return float(mu / max_norm)
 
 

@@ -143,16 +143,17 @@ class Lanczos:
             self.projections.append(alpha)
             space.subtract(r, alpha, q)
         self._residual = r
-        projection = [] if self._gradient is None else [space.inner(q, self._gradient)]
-        self.columns.append([alpha, space.unread_norm(r), *projection])
+        column = [alpha, space.unread_norm(r)]
+        if self._gradient is not None:
+            column.append(space.inner(q, self._gradient))
+        self.columns.append(column)
 
     def _next_vectors(self, j: int) -> tuple[Vector, Vector | None]:
         """Normalise the residual, or the start vector, to q_j. Return q_j and, for the recurrence, q_{j−1}.
 
         They are rows of Q, or separate vectors if Q is not kept.
         """
-        v: Any = self._residual if j else self._start
-        norm = self.columns[-1][1] if j else self.unread_start_norm
+        v, norm = (self._residual, self.columns[-1][1]) if j else (self._start, self.unread_start_norm)
         self._residual = None
         if not self._store:
             self._previous, self._current = self._current, v / norm

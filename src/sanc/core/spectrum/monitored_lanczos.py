@@ -9,8 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -212,8 +211,7 @@ def affordable_dim(dim: int) -> int:
     return min(most, max(least, _MAX_BASIS_ENTRIES // dim))
 
 
-@dataclass(frozen=True, slots=True)
-class CurvatureBound:
+class CurvatureBound(NamedTuple):
     """Bounds on λ_min from a Krylov space, in the units of its products.
 
     Attributes
