@@ -34,6 +34,7 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.settings import BELOW_INFINITY, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
+from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch.metrics.base import matrix_sides
 from sanc.minibatch.state import DistanceBound, MinibatchState
 
@@ -126,24 +127,55 @@ class StepSize(Piece):
             return self.horizon / max(self.horizon - state.steps, 1)
         return math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down else 1.0
 
+    def age_factors(self, state: MinibatchState, joined_at: Tensor) -> Tensor:
+        """Return factors of η with which entries that joined after the first step have the step size of their own age.
 
-def age_factors(settings: StepSize, state: MinibatchState, joined_at: Tensor) -> Tensor:
-    """Return factors of η with which entries that joined after the first step have the step size of their own age.
+        One gradient is a poor estimate of their second moments, so that their steps are small at first, as in a new
+        run. The factors are size(age)/size(steps), without the end of a run at `horizon`; 1 where η is zero. The method
+        is called once parameters have joined; with a `size` of a subclass it waits for the device.
+        """
+        ages = state.steps - joined_at
+        if type(self).size is StepSize.size:
+            return self._growth(state, ages) * self._later_decay(state, ages)
+        settings = replace(self, horizon=0, slow_down=0) if self.horizon else self
+        size = checked_size(settings, state)
+        distinct, indices = ages.unique_consecutive(return_inverse=True)  # the entries of a parameter have one age
+        sizes = [checked_size(settings, _at_age(state, int(age))) for age in distinct.tolist()]
+        factors = [young / size if size else 1.0 for young in sizes]
+        return torch.tensor(factors, dtype=joined_at.dtype, device=joined_at.device)[indices]
 
-    One gradient is a poor estimate of their second moments, so that their steps are small at first, as in a new run.
-    """
-    ages, steps = state.steps - joined_at, torch.full_like(joined_at, state.steps)
-    factors = torch.ones_like(ages)
-    if settings.warm_up:
+    def _growth(self, state: MinibatchState, ages: Tensor) -> Tensor:
+        """Return the factors of η by which `warm_up` and the width limit entries of these ages."""
+        if not self.warm_up:
+            return torch.ones_like(ages)
         width = max(state.width, 1.0)
         new, old = (
-            torch.minimum((k + 1.0) / settings.warm_up, ((k + 1.0) / width).sqrt()).clamp(max=1.0)
-            for k in (ages, steps)
+            torch.minimum((k + 1.0) / self.warm_up, ((k + 1.0) / width).sqrt()).clamp(max=1.0)
+            for k in (ages, torch.full_like(ages, state.steps))
         )
-        factors = new / old
-    if settings.slow_down and not settings.horizon:
-        factors = factors * ((settings.slow_down + steps) / (settings.slow_down + ages)).sqrt()
-    return factors
+        return new / old
+
+    def _later_decay(self, state: MinibatchState, ages: Tensor) -> Tensor:
+        """Return the factors of η by which `slow_down` has reduced it before entries of these ages joined."""
+        if self.horizon or not self.slow_down:
+            return torch.ones_like(ages)
+        steps = torch.full_like(ages, state.steps)
+        return ((self.slow_down + steps) / (self.slow_down + ages)).sqrt()
+
+
+def checked_size(settings: StepSize, state: MinibatchState) -> float:
+    """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
+    size = settings.size(state)
+    if not (is_number(size) and 0.0 <= size < math.inf):
+        raise ArgumentError(
+            f"step_size = {shown(settings)} cannot be used: size() returned {shown(size)}. Return a finite number ≥ 0."
+        )
+    return size
+
+
+def _at_age(state: MinibatchState, age: int) -> MinibatchState:
+    """Return the state after that many averaged steps, with as many of them since the last extension as now."""
+    return replace(state, steps=age, last_extension=age - state.steps + state.last_extension)
 
 
 def rate_factor(rate: float, peak: float) -> float:

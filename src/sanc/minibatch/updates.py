@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space
-from sanc.errors import ArgumentError, is_number, shown
 from sanc.minibatch import batch_losses, step_size
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.metrics.base import Shapes
@@ -61,7 +60,7 @@ def step_scalars(
         full_norm=max(_FULL_WEIGHT_NORM_RATIO * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * _checked_size(settings.step_size, state),
+        eta=rate * step_size.checked_size(settings.step_size, state),
         average_weight=average_weight if settings.average.averaging else 1.0,
         distance_weight=step_size.distance_weight(state.distance),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
@@ -78,22 +77,12 @@ def step_size_factors(
     largest_rate, factors = float(max(rates, default=1.0)), None
     factor = step_size.rate_factor(largest_rate, state.peak_lr)
     if state.joined_at is not None:
-        factors = step_size.age_factors(settings, state, oracle.space.tensor(state.joined_at))
+        factors = settings.age_factors(state, oracle.space.tensor(state.joined_at))
     if len(set(rates)) <= 1:
         return factor, factors
     pairs = zip(on_device(rates, like.dtype, like.device).unbind(), oracle.shapes, strict=True)
     expanded = torch.cat([rate.expand(math.prod(shape)) for rate, shape in pairs])
     return factor / (largest_rate or 1.0), expanded if factors is None else expanded * factors
-
-
-def _checked_size(settings: StepSize, state: MinibatchState) -> float:
-    """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
-    size = settings.size(state)
-    if not (is_number(size) and 0.0 <= size < math.inf):
-        raise ArgumentError(
-            f"step_size = {shown(settings)} cannot be used: size() returned {shown(size)}. Return a finite number ≥ 0."
-        )
-    return size
 
 
 def _lower_bound(state: MinibatchState, settings: StepSize) -> float:
