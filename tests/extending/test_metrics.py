@@ -187,7 +187,7 @@ def test_a_step_size_of_the_caller_replaces_ours():
 def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
     """From one restart to the next η falls from its largest value to nearly zero."""
     scale = pieces.Cosine(scale=0.1, period=8)
-    state = sanc.extend.MinibatchState(0, parameter_unit=2.0, eta_reduction=0.5)
+    state = sanc.extend.MinibatchState(0, parameter_unit=1.0)
     found = [scale.size(replace(state, steps=k)) for k in range(17)]
     assert found == pytest.approx([0.1 * math.cos(math.pi * (k % 8) / 16) ** 2 for k in range(17)], rel=1e-12)
     assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_size=scale, period=4).param_groups

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.minibatch.state import MinibatchState
-from sanc.minibatch.step_size import parameter_unit, typical_matrix
+from sanc.minibatch import updates
+from sanc.minibatch.state import BatchComparison, MinibatchState
+from sanc.minibatch.step_size import first_reduction, parameter_unit, typical_matrix, typical_step_norm
 
 
 def first_step(closure, **options):
@@ -219,7 +220,7 @@ class Halved(sanc.StepSize):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(sanc.StepSize):
-    """A schedule with restarts."""
+    """A schedule with restarts, which does not depend on reductions."""
 
     def size(self, state):
         return 0.1 * (1.5 + math.cos(2.0 * math.pi * state.steps / 50))
@@ -267,3 +268,36 @@ def test_a_layer_that_joins_moves_by_a_schedule_of_the_caller():
         # `early` counts as having joined after half of the 25 steps.
         sizes = [1.5 + math.cos(2.0 * math.pi * int(age) / 50) for age in (12.5 + k, k)]
         assert moves[1] / moves[0] == pytest.approx(sizes[1] / sizes[0], rel=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced(sanc.StepSize):
+    """A size with the reduction in it, as subclasses of earlier versions have."""
+
+    def size(self, state):
+        return 0.15 * state.eta_reduction
+
+
+@pytest.mark.parametrize(("settings", "size"), [(Cosine(), 0.25), (Reduced(), 0.15), (sanc.StepSize(), 0.015 / 20)])
+def test_eta_is_reduced_once_whatever_a_subclass_returns(settings, size):
+    state = MinibatchState(0, parameter_unit=0.1, eta_reduction=0.25)
+    scalars = updates.step_scalars(state, sanc.Minibatch(step_size=settings), 0.5)
+    assert scalars.eta == pytest.approx(0.5 * 0.25 * size, rel=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Reduced):
+    """Steps that are not measured by `scale`."""
+
+    def typical_size(self, state):
+        return 1e-3
+
+
+def test_second_order_steps_are_measured_by_the_typical_size():
+    """Their norm is compared with η√n, after a phase that has converged also by its ratio."""
+    state = MinibatchState(0, parameter_unit=1 / 15, comparison=BatchComparison(first_loss=1.0))
+    for settings, typical in ((sanc.StepSize(), 0.02), (Declared(), 2e-3)):
+        assert typical_step_norm(state, settings, 4) == pytest.approx(typical, rel=1e-12)
+        for ratio, expected in ((1e-3, 1e-3), (0.1, 1.0)):
+            reduction = first_reduction(state, settings, 1e-3, ratio * typical, 4)
+            assert reduction == pytest.approx(expected, rel=1e-12)

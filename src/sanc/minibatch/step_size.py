@@ -65,7 +65,9 @@ DISTANCE_DECAY = 0.998
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize(Piece):
-    """The size η of an averaged step s = −η M⁻¹g. A subclass may have another method `size`.
+    """The size η of an averaged step s = −η M⁻¹g.
+
+    A subclass may have other methods `size`, `typical_size` and `age_factors`.
 
     Attributes
     ----------
@@ -99,12 +101,17 @@ class StepSize(Piece):
     def size(self, state: MinibatchState) -> float:
         """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-        In wide networks it grows more slowly, as √(steps/width). For parameters that join later the iteration lets this
-        start again (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in
-        the last one and beyond.
+        In wide networks it grows more slowly, as √(steps/width). For parameters that join later it starts again
+        (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in the last one
+        and beyond. The iteration multiplies it by `state.eta_reduction` and by the factor of `lr`; here
+        `state.eta_reduction` is 1.
         """
         base, ramp, decay = self._base(state), self._ramp(state), self._decay(state)
-        return state.parameter_unit * base * ramp / decay * state.eta_reduction
+        return state.parameter_unit * base * ramp / decay
+
+    def typical_size(self, state: MinibatchState) -> float:
+        """Return a typical η before any step is made, by which steps of the second-order phase are measured."""
+        return state.parameter_unit * self.scale
 
     def _base(self, state: MinibatchState) -> float:
         """Return η in parameter units, after the warm-up and before the decay."""
@@ -164,8 +171,9 @@ class StepSize(Piece):
 
 
 def checked_size(settings: StepSize, state: MinibatchState) -> float:
-    """Return η; raise an error if a subclass of the caller returned no number ≥ 0."""
-    size = settings.size(state)
+    """Return η before its reductions; raise an error if a subclass of the caller returned no number ≥ 0."""
+    # A subclass that multiplies by `eta_reduction` itself, as up to version 0.2, has the same steps.
+    size = settings.size(replace(state, eta_reduction=1.0))
     if not (is_number(size) and 0.0 <= size < math.inf):
         raise ArgumentError(
             f"step_size = {shown(settings)} cannot be used: size() returned {shown(size)}. Return a finite number ≥ 0."
@@ -188,7 +196,7 @@ def rate_factor(rate: float, peak: float) -> float:
 
 def typical_step_norm(state: MinibatchState, settings: StepSize, dim: int) -> float:
     """Return ‖s‖ of an averaged step, in which every coordinate changes by about η."""
-    return state.parameter_unit * settings.scale * math.sqrt(dim)
+    return settings.typical_size(state) * math.sqrt(dim)
 
 
 def first_reduction(state: MinibatchState, settings: StepSize, value: float, step_norm: float, dim: int) -> float:

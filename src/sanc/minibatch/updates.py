@@ -60,7 +60,7 @@ def step_scalars(
         full_norm=max(_FULL_WEIGHT_NORM_RATIO * typical_norm * state.gradient_unit if is_warm else 0.0, NEAR_ZERO),
         gradient_factor=1.0 / state.gradient_unit,
         gradient_weight=max(1.0 - settings.metric.memory, 1.0 / (state.steps + 1)),
-        eta=rate * step_size.checked_size(settings.step_size, state),
+        eta=rate * (step_size.checked_size(settings.step_size, state) * state.eta_reduction),
         average_weight=average_weight if settings.average.averaging else 1.0,
         distance_weight=step_size.distance_weight(state.distance),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
