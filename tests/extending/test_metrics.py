@@ -1,4 +1,4 @@
-"""Metrics and step sizes of the caller: those of the page, their states, and what they may not return."""
+"""Metrics, step sizes and averages of the caller: those of the page, their states, and what they may not return."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import sanc
+from sanc.core.space import Space
+from sanc.minibatch import updates
 from tensors import flat
 
 
@@ -193,6 +195,46 @@ def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
     assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_size=scale, period=4).param_groups
 
 
+@pytest.mark.parametrize("horizon", [0, 45])
+def test_an_average_of_the_page_has_its_weights(pieces, horizon):
+    """x ← x + c (z − x), where c falls as 1/k to 1/20, or to one over the remaining steps."""
+    weights, data = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)), torch.randn(40, 8, 4).double()
+    opt = sanc.SANC([weights], average=pieces.Window(window=20), curvature=False, seed=0, horizon=horizon)
+    for k, batch in enumerate(data):
+        before = weights.detach().clone()
+        opt.step(lambda batch=batch: (batch @ weights).square().mean())
+        z = weights.detach() + opt._iteration.state.offset.view(4, 3)
+        c = max(1 / (k + 1), 1 / 20, 1 / (horizon - k) if horizon else 0.0)
+        torch.testing.assert_close(weights.detach(), before + c * (z - before), rtol=1e-9, atol=1e-12)
+
+
+def test_an_average_of_the_caller_has_its_weights_for_late_entries(pieces):
+    joined_at = torch.tensor([0.0, 95.0, 40.0])
+    state = sanc.extend.MinibatchState(0, steps=100, weight_sum=100.0, joined_at=joined_at)
+    settings = sanc.Minibatch(average=pieces.Window(window=20))
+    weights = updates.average_weights(state, settings, 0.3, Space(3, torch.float32, joined_at.device))
+    assert weights.tolist() == pytest.approx([0.3, 1 / 6, 1 / 20])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadAverage(sanc.Average):
+    text: str = "nan"
+
+    def weight(self, k):
+        return 1.0 if k < 30 or self.text == "-1" else float(self.text)
+
+    def min_weight(self, remaining):
+        return float(self.text) if self.text == "-1" else 0.0
+
+
+def test_a_lower_bound_of_weights_that_is_no_weight_is_named():
+    weights = torch.nn.Parameter(torch.ones(3, 2))
+    opt = sanc.SANC([weights], curvature=False, seed=0, average=BadAverage(text="-1"))
+    with pytest.raises(sanc.ArgumentError, match=r"average = .* min_weight\(\) returned -1.0. Return a number in"):
+        opt.step(lambda: weights.square().sum())
+    assert torch.equal(weights, torch.ones(3, 2))
+
+
 class PlainMetric:
     """A metric that is no dataclass, so that its `repr` contains its address."""
 
@@ -250,7 +292,8 @@ BadDirection.__module__ = "elsewhere"
 @pytest.mark.parametrize(
     ("options", "match"),
     [({"metric": BadDirection()}, "direction that is not finite"),
-     *(({"step_size": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1"))],
+     *(({"step_size": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1")),
+     ({"average": BadAverage()}, r"average = .* weight\(\) returned nan. Return a positive finite number")],
 )  # fmt: skip
 def test_pieces_of_averaged_steps_that_return_no_usable_number_leave_the_parameters(options, match, style):
     weights = torch.nn.Parameter(torch.ones(3, 2))

@@ -15,8 +15,8 @@ from sanc.core.pieces import Model
 from sanc.core.sigma import SigmaRule
 
 
-def test_there_are_eight_examples_of_at_most_forty_lines(blocks):
-    assert len(blocks) == 8
+def test_there_are_nine_examples_of_at_most_forty_lines(blocks):
+    assert len(blocks) == 9
     for block in blocks:
         classes = block[: re.search(r"\n\n\n(?!class |@dataclass)(?=\w+[ ,]|print)", block).start()]
         code = [line for line in classes.splitlines() if line.strip() and not line.startswith(("import", "from"))]

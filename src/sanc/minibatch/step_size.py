@@ -175,10 +175,15 @@ def checked_size(settings: StepSize, state: MinibatchState) -> float:
     # A subclass that multiplies by `eta_reduction` itself, as up to version 0.2, has the same steps.
     size = settings.size(replace(state, eta_reduction=1.0))
     if not (is_number(size) and 0.0 <= size < math.inf):
-        raise ArgumentError(
-            f"step_size = {shown(settings)} cannot be used: size() returned {shown(size)}. Return a finite number ≥ 0."
-        )
+        raise unusable_piece("step_size", settings, "size", size, "a finite number ≥ 0")
     return size
+
+
+def unusable_piece(name: str, piece: object, method: str, returned: object, required: str) -> ArgumentError:
+    """Return the error for what a method of a piece returned."""
+    return ArgumentError(
+        f"{name} = {shown(piece)} cannot be used: {method}() returned {shown(returned)}. Return {required}."
+    )
 
 
 def _at_age(state: MinibatchState, age: int) -> MinibatchState:

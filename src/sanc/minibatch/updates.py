@@ -11,13 +11,14 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_INFINITY, NEAR_ZERO, Space
+from sanc.errors import is_number
 from sanc.minibatch import batch_losses, step_size
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, StepResults, StepScalars, on_device
 from sanc.minibatch.metrics.base import Shapes
 from sanc.minibatch.projection import Normals, find_normals, tangent_for
 from sanc.minibatch.settings import Average, Minibatch
 from sanc.minibatch.state import CallerChanges, DistanceBound, GradientNorms, MinibatchState
-from sanc.minibatch.step_size import StepSize
+from sanc.minibatch.step_size import StepSize, unusable_piece
 
 _CLIPPING_FACTOR = 5.0
 """A gradient norm this many times the typical one is clipped to that, so that one bad batch changes little. The typical
@@ -111,26 +112,21 @@ def adapted_offset(
 
 
 def _min_average_weight(state: MinibatchState, settings: Minibatch) -> float:
-    """Return a lower bound of c if the horizon is known: the average covers as many iterates as steps remain; else 0.
-
-    η falls to zero, so that the last iterates have the least noise, and the average need not reach far back.
-    """
-    if not settings.step_size.horizon:
-        return 0.0
-    p, remaining = settings.average.weighting, max(settings.step_size.horizon - state.steps, 1)
-    return (p + 1.0) / (remaining + p + 1.0)
+    """Return a lower bound of c; raise an error if a subclass of the caller returned no number in [0, 1]."""
+    horizon, average = settings.step_size.horizon, settings.average
+    weight = average.min_weight(max(horizon - state.steps, 1) if horizon else math.inf)
+    if not (is_number(weight) and 0.0 <= weight <= 1.0):
+        raise unusable_piece("average", average, "min_weight", weight, "a number in [0, 1]")
+    return weight
 
 
 def average_weights(state: MinibatchState, settings: Minibatch, average_weight: float, space: Space) -> Tensor | None:
-    """Return c of each entry, if some have joined later than others; None if all have `average_weight`.
-
-    The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p / Σ_i i^p.
-    """
+    """Return c of each entry, if some have joined later than others; None if all have `average_weight`."""
     average, min_weight = settings.average, _min_average_weight(state, settings)
     if state.joined_at is None or not average.averaging:
         return None
-    p, joined_at = average.weighting, space.tensor(state.joined_at)
-    weights = (p + 1.0) / (state.steps - joined_at + (p + 1.0))
+    joined_at = space.tensor(state.joined_at)
+    weights = average.late_weights(state.steps - joined_at)
     weights = weights if min_weight == 0.0 else weights.clamp(min=min_weight)
     return torch.where(joined_at > 0.0, weights, average_weight)
 
@@ -201,8 +197,10 @@ def _updated_norms(state: MinibatchState, scalars: StepScalars[float], grad_norm
 
 
 def _iterate_weight(state: MinibatchState, average: Average) -> float:
-    """Return the weight of the next iterate in the average, k^p."""
-    weight: float = (state.steps + 1.0) ** average.weighting
+    """Return the weight of the next iterate; raise an error if a subclass of the caller returned no positive number."""
+    weight = average.weight(state.steps + 1)
+    if not (is_number(weight) and 0.0 < weight < math.inf):
+        raise unusable_piece("average", average, "weight", weight, "a positive finite number")
     return weight
 
 
