@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from sanc.core.pieces import required_members
+from sanc.core.pieces import SampleSettings, required_members
 from sanc.core.settings import BELOW_ONE, NOT_NEGATIVE, Piece, setting
 from sanc.errors import ArgumentTypeError, is_number, one_of, require, shown
 from sanc.minibatch.metrics.base import Metric
@@ -69,7 +69,7 @@ class Average(Piece):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Minibatch(Piece):
+class Minibatch(SampleSettings):
     """How steps on samples are made: a second-order phase while batches agree, then an averaged phase in a metric.
 
     Attributes
