@@ -27,7 +27,7 @@ def test_there_are_nine_examples_of_at_most_forty_lines(blocks):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("model", {"build", "propose", "paper_products", "proposes", "needs_products", "max_resolves"}),
+        ("model", {"build", "propose", "proposes", "needs_products", "max_resolves"}),
         ("escape", {"needs_products"}),
         ("sigma", {"rule"}),
     ],
@@ -42,8 +42,10 @@ def test_a_piece_without_one_of_its_members_is_rejected(name):
     required, _ = _REQUIRED[name]
     for lacking in required:
         given = {member: lambda *_: None for member in required if member != lacking}
-        with pytest.raises(sanc.SancError, match=f"{name} = .* cannot be used, since it has no {lacking}: pass"):
+        with pytest.raises(sanc.SancError, match=f"{name} = .* cannot be used, since it has no {lacking}: add that"):
             sanc.Method(**{name: type("Incomplete", (), given)()})
+    with pytest.raises(sanc.SancError, match=f"{name} = None cannot be used, since it has no .*: pass"):
+        sanc.Method(**{name: None})
     with pytest.raises(sanc.SancError, match=f"{name} = .* cannot be used, since it is a class: pass"):
         sanc.Method(**{name: type("Complete", (), dict.fromkeys(required, lambda *_: None))})
 

@@ -10,7 +10,7 @@ from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model, SampleSettings, SigmaSettings, required_members
-from sanc.core.settings import NOT_NEGATIVE, Piece, setting
+from sanc.core.settings import NOT_NEGATIVE, Piece, is_user_defined, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.errors import ArgumentTypeError, call_mismatch, shown
 
@@ -77,8 +77,10 @@ class Method(Piece):
                 raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since it is a class: {remedy}.")
             missing = [member for member in required if not hasattr(piece, member)]
             if missing:
+                is_of_caller = is_user_defined(piece) and type(piece).__module__ != "builtins"
+                remedy = f"add that to {type(piece).__name__}, or pass {example}" if is_of_caller else f"pass {example}"
                 raise ArgumentTypeError(
-                    f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: pass {example}."
+                    f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: {remedy}."
                 )
             positional, keywords = _CALLS.get(name, ((), ()))
             if positional and (mismatch := call_mismatch(piece, len(positional), dict.fromkeys(keywords, True))):

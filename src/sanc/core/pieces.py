@@ -171,6 +171,8 @@ class BaseSubspace:
 class Model(Protocol):
     """2.2 to 2.4: builds a subspace and proposes steps in it.
 
+    A model may also have the method of the function `paper_products`.
+
     Attributes
     ----------
     proposes : bool
@@ -198,8 +200,14 @@ class Model(Protocol):
         After a rejection `here.rejected` is the rejected step.
         """
 
-    def paper_products(self, here: Point, products: int) -> int:
-        """Return the products to count in `paper_calls` for a subspace that took so many (D4)."""
+
+def paper_products(model: Model, here: Point, products: int) -> int:
+    """Return the products to count in `paper_calls` (D4) for a subspace that took so many.
+
+    All count, unless the model has a method `paper_products`, which receives the same arguments and returns the count.
+    """
+    count = getattr(model, "paper_products", None)
+    return products if count is None else int(count(here, products))
 
 
 class Acceptance(Protocol):
