@@ -21,9 +21,6 @@ def test_a_metric_without_the_state_of_every_parameter_is_named_at_the_first_ste
         def update(self, g, weight):
             return g.sign()
 
-        def apply(self, g):
-            return g.sign()
-
         if returned is not None:
 
             def state(self):
@@ -163,6 +160,33 @@ def test_what_a_metric_may_not_return_is_named_and_changes_nothing(monkeypatch, 
     with pytest.raises(sanc.ArgumentTypeError, match=match):
         opt.step(*closures)
     assert torch.equal(weights, torch.ones(2, 3))
+
+
+class SignPreconditioner(sanc.Preconditioner):
+    """The sign of the gradient, without `apply`, which no step calls."""
+
+    def update(self, g, weight):
+        return g.sign()
+
+    def state(self):
+        return [{}]
+
+
+class SignMetric(sanc.Identity):
+    def create(self, shapes, like, reduce=None):
+        return SignPreconditioner()
+
+
+def test_a_metric_need_not_apply_without_an_update():
+    """Steps of η in each coordinate, without an average and a warm-up."""
+    weights = torch.nn.Parameter(torch.ones(3))
+    options = {"curvature": False, "averaging": 0.0, "step_size": ConstantSize(scale=0.3), "seed": 0}
+    opt = sanc.SANC([weights], metric=SignMetric(), **options)
+    for _ in range(3):
+        opt.step(lambda: weights.square().sum())
+    torch.testing.assert_close(weights.detach(), torch.full((3,), 1.0 - 3 * 0.3 / 15))
+    with pytest.raises(sanc.ArgumentTypeError, match=r"SignPreconditioner has no apply\(\): return"):
+        SignPreconditioner().apply(torch.ones(3))
 
 
 @dataclass(frozen=True, kw_only=True)
