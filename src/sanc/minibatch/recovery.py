@@ -135,10 +135,13 @@ def correct_first_steps(
 ) -> tuple[MinibatchState, IterationOutcome | None]:
     """Return the next state, and an outcome if the first batches or gradients were outliers; averaging then restarts.
 
-    The run returns to its first point if the loss there is far lower on this batch: the second-order phase fitted
-    outliers. The losses are compared where the one at the first point is due; `loss_at_first_point` is None elsewhere.
-    If the first loss was an outlier, they are compared once, at any step, and the loss at the first point need only be
-    lower.
+    The second-order phase has fitted outliers if this batch has a lower loss at the first point of the run, to which
+    the run then returns. There are two cases:
+
+    * The first loss was normal. The losses are compared in the steps in which `loss_at_first_point` is not None, and
+      the one at the first point has to be far lower.
+    * The first loss was an outlier. The losses are compared once, in this step, and the one at the first point has to
+      be lower. It is evaluated if it is None.
     """
     value, first_point = results.value if oracle.has_values else math.nan, state.comparison.first_point
     is_normal = state.comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * results.value
