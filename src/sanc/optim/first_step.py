@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import EvaluationMode
+from sanc.autograd.closures import LOSS_TOLERANCE
 from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import uncompiled
 from sanc.autograd.internals import nodes
@@ -26,8 +27,6 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that need no argument."""
-LOSS_TOLERANCE = 1e-3
-"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _ABSOLUTE_LOSS_TOLERANCE = 1e-6
 """The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
 _LOW_PRECISION_TOLERANCE = 0.02
