@@ -187,6 +187,32 @@ def test_only_the_driver_of_the_optimisers_imports_the_graphs():
     }
 
 
+def test_entry_points_use_each_other_as_the_map_says():
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.search(r"the entry points \(([^)]+)\)", page).group(1)
+    entries = set(re.findall(r"`(\w+)`", listed))
+    sentence = re.search(r"Of each other (.+?);", page).group(1)
+    drawn = {
+        (user, used)
+        for user, targets in re.findall(r"`(\w+)` uses ((?:`\w+`(?: and )?)+)", sentence)
+        for used in re.findall(r"`(\w+)`", targets)
+    }
+    pairs = {(package(path), package(target)) for path in modules() for target in imports(path)}
+    assert {(user, used) for user, used in pairs if {user, used} <= entries and user != used} == drawn
+    assert len(entries) == 7 and len(drawn) == 7
+
+
+def test_every_error_of_the_package_is_one_error():
+    """Users catch `SancError`. The others are caught before they reach the user."""
+    caught = {"NonFiniteProductError", "NonFiniteValueError", "_StoppedError"}
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for path in modules() for node in nodes(path)
+             if isinstance(node, ast.ClassDef) and node.name.endswith("Error")}  # fmt: skip
+    derived = {"SancError"}
+    for _ in bases:
+        derived |= {name for name in bases if bases[name] & derived}
+    assert len(bases) > 12 and bases.keys() - derived == caught
+
+
 def test_there_is_no_circle():
     graph = {path: imports(path) - {path} for path in modules() if package(path) != "__init__"}
     done = []
@@ -524,6 +550,13 @@ def test_names_are_those_of_the_field():
     for path in modules():
         found = {f"{name}, line {line}" for name, line in names_in(path) if name.strip("_") in vague}
         assert not found, path
+
+
+def test_comments_refer_to_names_that_exist():
+    """`see` and a name in code font, as in comments beside attributes."""
+    referred = {name for path in modules() for name in re.findall(r"see `(\w+)`", path.read_text(encoding="utf-8"))}
+    defined = {name for path in modules() for name, _ in names_in(path)}
+    assert len(referred) > 8 and referred <= defined
 
 
 def constants(path):
