@@ -360,6 +360,16 @@ def replaces_a_state(node):
     return getattr(node.args[0], "attr", getattr(node.args[0], "id", "")) == "state"
 
 
+def state_writers(path):
+    """Return how often each function of a file assigns `self.state`."""
+    counts = {}
+    for function in (node for node in nodes(path) if isinstance(node, ast.FunctionDef)):
+        targets = [target for node in ast.walk(function) for target in written(node) if target.attr == "state"]
+        if targets:
+            counts[function.name] = len(targets)
+    return counts
+
+
 def test_only_the_iterations_write_records_and_states():
     """On samples functions return the next state, the averaged phase with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
@@ -371,6 +381,10 @@ def test_only_the_iterations_write_records_and_states():
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations
+    assert state_writers(SOURCE / "minibatch" / "iteration.py") == {
+        **dict.fromkeys(("__init__", "iterate", "finish_step", "on_move", "restore", "roll_back"), 1),
+        **dict.fromkeys(("rearrange", "reset"), 1),
+    }
     foreign = {path for path, owner in states if owner != "self"}
     assert foreign == {"sums/oracle.py"}  # that of a random generator
     names = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}

@@ -150,7 +150,6 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
         proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 
-
-def __dir__() -> list[str]:
-    """Return the public names, which editors complete."""
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        """Return the public names, which editors complete."""
+        return sorted(__all__)

@@ -5,7 +5,8 @@
 * The parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
 * The run returns to an earlier point, with a smaller step size, if the loss has risen far (`sanc.minibatch.recovery`).
 
-The phase holds the metric and what the host has not read yet. It receives the state, and returns the next one.
+The phase receives the state, and returns the next one. It holds the metric alone, whose tensors a step changes in
+place.
 """
 
 from __future__ import annotations
@@ -35,34 +36,13 @@ from sanc.minibatch.averaging import (
     work_at_gradient,
 )
 from sanc.minibatch.metrics.base import check_direction, refresh_parts, require_finite_direction
-from sanc.minibatch.recovery import IterationOutcome
+from sanc.minibatch.outcome import IterationOutcome, UnreadStep
 from sanc.minibatch.running_metric import CreatePreconditioner, RunningMetric
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import DistanceBound, MinibatchState
 
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
-
-
-class _UnreadStep(NamedTuple):
-    """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device.
-
-    Attributes
-    ----------
-    scalars : StepScalars
-        The numbers that the host has chosen before the step.
-    results : HostCopy
-        The results, on their way to the host.
-    record : Record
-        The record with the fields that do not depend on the results.
-    eps : float
-        Machine epsilon of the vectors.
-    """
-
-    scalars: StepScalars[float]
-    results: HostCopy
-    record: Record
-    eps: float
 
 
 class _ReadStep(NamedTuple):
@@ -156,9 +136,6 @@ class AveragedPhase:
     def __init__(self, method: Method, create_preconditioner: CreatePreconditioner) -> None:
         self._settings, self._sigma_settings = cast("Minibatch", method.minibatch), method.sigma
         self.metric = RunningMetric(self._settings.metric, create_preconditioner)
-        self._unread: _UnreadStep | None = None
-        # The last point and the y that the step has computed for it; see `pop_gradient_point`.
-        self._next_gradient_point: tuple[Vector, Vector] | None = None
 
     def iterate(
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float], second_order_sigma: float
@@ -180,7 +157,7 @@ class AveragedPhase:
         if outcome is None:
             outcome = self._step(state, x, oracle, rates, second_order_sigma)
         oracle.count_paper_calls(1, 0)
-        return outcome
+        return outcome if _points_differ(outcome.state) else outcome._replace(gradient_point=None)
 
     def _set_up_preconditioner(
         self, state: MinibatchState, x: Vector, oracle: Oracle
@@ -238,12 +215,10 @@ class AveragedPhase:
         # While the caller projects x, gradients are taken at x itself.
         work = self.metric.step(oracle, self._averaging(state), is_projected=state.caller.projection_countdown > 0)
         move = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
-        if move.gradient_point is not None:
-            self._next_gradient_point = move.point, move.gradient_point
         if self._can_read_later(state, oracle):
             return self._postpone_results(state, move, scalars, oracle.space.eps)
         step = _ReadStep(scalars, StepResults(*move.results.tolist()), oracle.space.eps)
-        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, loss_at_first_point)
+        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, move, loss_at_first_point)
         return self._accepted_outcome(state, x, oracle, move, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
@@ -289,21 +264,28 @@ class AveragedPhase:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
         self.metric.refresh(state.steps + 1 - state.last_extension)
         record = Record(state.iteration, branch=Branch.AVERAGED)
-        self._unread = _UnreadStep(scalars, HostCopy(move.results), record, eps)
+        unread = UnreadStep(scalars, HostCopy(move.results), record, eps)
         state = replace(state, offset=move.offset, distance=move.with_direction_sum(state.distance))
-        return IterationOutcome(state, move.point, record)
+        return IterationOutcome(state, move.point, record, unread=unread, gradient_point=move.gradient_point)
 
     def _outcome_if_rejected(
-        self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, loss_at_first_point: float | None
+        self,
+        state: MinibatchState,
+        x: Vector,
+        oracle: Oracle,
+        results: StepResults,
+        move: _Move,
+        loss_at_first_point: float | None,
     ) -> tuple[MinibatchState, IterationOutcome | None]:
         """Reject the step if its gradient is not finite, or shows that the first ones were outliers.
 
         Return the next state, and the outcome of a rejected step; None: it is accepted.
         """
         if not math.isfinite(results.value + results.grad_norm):
-            if self._next_gradient_point is not None:
-                self._next_gradient_point = x, self._next_gradient_point[1]
-            return state, recovery.handle_nonfinite(state, x, oracle, results.value, results.grad_norm)
+            rejected = recovery.handle_nonfinite(state, x, oracle, results.value, results.grad_norm)
+            # Of a gradient that is not finite, the step returns the y at which it was taken.
+            gradient_point = move.gradient_point if rejected.point is x else None
+            return state, rejected._replace(gradient_point=gradient_point)
         require_finite_direction(self._settings.metric, results.dual_norm_square)
         state, outcome = recovery.correct_first_steps(state, x, oracle, results, loss_at_first_point)
         if outcome is not None:
@@ -329,7 +311,7 @@ class AveragedPhase:
         elif state.caller.last_written_x is not None:
             state = replace(state, caller=replace(state.caller, last_x=None, last_written_x=None))
         record = self._completed(Record(state.iteration, value=value), state, step, second_order_sigma)
-        return IterationOutcome(state, move.point, record)
+        return IterationOutcome(state, move.point, record, gradient_point=move.gradient_point)
 
     def _completed(self, record: Record, state: MinibatchState, step: _ReadStep, second_order_sigma: float) -> Record:
         """Return the record with the results of a step, and with σ = 1/(η‖s‖_M), where ‖s‖_M = η√(gᵀM⁻¹g)."""
@@ -351,19 +333,12 @@ class AveragedPhase:
 
     # Results that are read later.
 
-    def complete_unread_record(self, record: Record) -> None:
-        """Set the record of a step whose results were not read, with the fields that the iteration adds."""
-        if self._unread is not None:
-            self._unread = self._unread._replace(record=record)
-
-    def finish_step(self, state: MinibatchState, second_order_sigma: float) -> FinishedStep | None:
-        """Read the results of the last step, if they were not read yet, and return the step; waits for the device.
+    def finish_step(self, state: MinibatchState, unread: UnreadStep, second_order_sigma: float) -> FinishedStep:
+        """Read the results of a step, and return it; waits for the device.
 
         If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
         """
-        if self._unread is None:
-            return None
-        (scalars, copy, record, eps), self._unread = self._unread, None
+        scalars, copy, record, eps = unread
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
@@ -371,6 +346,7 @@ class AveragedPhase:
             return FinishedStep(state, record, is_finite=True)
         caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS)
         state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, caller=caller)
+        state = recovery.with_reduced_eta(state) if state.nonfinite_batches > 1 else state
         note = "the gradient of the gradient sample is not finite"
         record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
         return FinishedStep(state, record, is_finite=False)
@@ -381,13 +357,6 @@ class AveragedPhase:
         """Return y, the point at which gradients are taken, for an average x."""
         difference = self._gradient_offset(state)
         return x if difference is None else x + difference
-
-    def pop_gradient_point(self, state: MinibatchState, x: Vector) -> Vector:
-        """Return y for the point x after an iteration, and delete the y that its step has computed, if it has."""
-        computed, self._next_gradient_point = self._next_gradient_point, None
-        if computed is None or computed[0] is not x or not _points_differ(state):
-            return self.gradient_point(state, x)
-        return computed[1]
 
     def average(self, state: MinibatchState, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
@@ -403,14 +372,6 @@ class AveragedPhase:
     def _averaging(self, state: MinibatchState) -> float:
         """Return β: 1 while the caller projects x, because other points than x may be infeasible."""
         return 1.0 if state.caller.projection_countdown else self._settings.average.averaging
-
-    def discard_unread(self) -> None:
-        """Discard the results of the last step, because another state is restored."""
-        self._unread = None
-
-    def discard_step(self) -> None:
-        """Delete what a step has left that raised an exception."""
-        self._unread = self._next_gradient_point = None
 
 
 def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
 from sanc.core.space import Vector
 from sanc.minibatch import batch_losses, updates
 from sanc.minibatch.averaging import StepResults
+from sanc.minibatch.outcome import IterationOutcome
 from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
 
 _FIRST_LOSS_OUTLIER_FACTOR = 100.0
@@ -25,27 +25,6 @@ _CONFIRMED_RISE_FRACTION = 0.5
 """Steps caused a rise of the loss if one batch shows this fraction of it."""
 _ETA_REDUCTION_FACTOR = 0.5
 """Factor of η after a rise of the loss, or after batches that are not finite."""
-
-
-class IterationOutcome(NamedTuple):
-    """What an iteration decided.
-
-    Attributes
-    ----------
-    state : MinibatchState
-        The state after it.
-    point : vector
-        The next point; the object x itself if the iteration stayed.
-    record : Record
-        Its record.
-    has_returned : bool
-        Whether the next point is an earlier one.
-    """
-
-    state: MinibatchState
-    point: Vector
-    record: Record
-    has_returned: bool = False
 
 
 def handle_nonfinite(

@@ -146,9 +146,10 @@ class StepSize(Piece):
             return self._growth(state, ages) * self._later_decay(state, ages)
         settings = replace(self, horizon=0, slow_down=0) if self.horizon else self
         size = checked_size(settings, state)
-        distinct, indices = ages.unique_consecutive(return_inverse=True)  # the entries of a parameter have one age
+        # The entries of a parameter have one age.
+        distinct, indices = ages.unique_consecutive(return_inverse=True)  # type: ignore[no-untyped-call]
         sizes = [checked_size(settings, _at_age(state, int(age))) for age in distinct.tolist()]
-        factors = [young / size if size else 1.0 for young in sizes]
+        factors = [size_then / size if size else 1.0 for size_then in sizes]
         return torch.tensor(factors, dtype=joined_at.dtype, device=joined_at.device)[indices]
 
     def _growth(self, state: MinibatchState, ages: Tensor) -> Tensor:
