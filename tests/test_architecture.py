@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
@@ -172,6 +173,51 @@ def test_names_in_the_map_exist():
     for name, place in places:
         assert any(name in words.get(folder / place, ()) for folder in (root, root / "src", SOURCE)), (name, place)
     assert len(members) >= 8 and len(places) >= 15
+
+
+def averaged_iterations():
+    """Make a run with a batch that is not finite and a rise of the loss; return the calls of each averaged iteration.
+
+    A call is the name of the function and of its file.
+    """
+    folder, iterations, depth = str(SOURCE / "minibatch"), [], [0]
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event in ("call", "return") and code.co_filename.startswith(folder):
+            is_outer = code.co_qualname == "AveragedPhase.iterate"
+            if event == "call":
+                depth[0] += is_outer
+                if is_outer:
+                    iterations.append([])
+                if depth[0]:
+                    iterations[-1].append((code.co_qualname, Path(code.co_filename).name))
+            else:
+                depth[0] -= is_outer
+
+    weights = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    opt = sanc.SANC([weights], curvature=False, seed=0, lower_bound=-float("inf"))
+    sys.setprofile(trace)
+    try:
+        for k in range(60):
+            opt.param_groups[0]["lr"] = 1e3 if k >= 30 else 1.0
+            factor = float("nan") if k == 5 else 1.0
+            opt.step(lambda factor=factor: factor * weights.square().sum())
+    finally:
+        sys.setprofile(None)
+    return iterations
+
+
+def test_an_averaged_step_makes_the_calls_of_the_map_in_its_order():
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("## One averaged step\n")[1].split("\n## ")[0].split("in this order:")[1]
+    listed = re.findall(r"`([\w.]+)` in `minibatch/(\w+\.py)`", section)
+    made = set()
+    for calls_made in averaged_iterations():
+        first = {call: calls_made.index(call) for call in listed if call in calls_made}
+        assert list(first.values()) == sorted(first.values()), first
+        made |= first.keys()
+    assert made == set(listed) and len(listed) == len(set(listed)) == 18
 
 
 def test_the_laboratory_uses_public_names_only():
@@ -373,7 +419,7 @@ def state_writers(path):
 def test_only_the_iterations_write_records_and_states():
     """On samples functions return the next state, the averaged phase with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
-    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "updates")}
+    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "step_numbers")}
     parts = {SOURCE / "minibatch" / "averaged_phase.py", SOURCE / "minibatch" / "recovery.py"}
     assert {path for path in modules() if "Record" in calls(path)} == {SOURCE / "core" / "iteration.py"} | parts
     assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations

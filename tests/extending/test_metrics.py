@@ -11,7 +11,7 @@ import torch
 
 import sanc
 from sanc.core.space import Space
-from sanc.minibatch import updates
+from sanc.minibatch import step_numbers
 from tensors import flat
 
 
@@ -236,7 +236,7 @@ def test_an_average_of_the_caller_has_its_weights_for_late_entries(pieces):
     joined_at = torch.tensor([0.0, 95.0, 40.0])
     state = sanc.extend.MinibatchState(0, steps=100, weight_sum=100.0, joined_at=joined_at)
     settings = sanc.Minibatch(average=pieces.Window(window=20))
-    weights = updates.average_weights(state, settings, 0.3, Space(3, torch.float32, joined_at.device))
+    weights = step_numbers.average_weights(state, settings, 0.3, Space(3, torch.float32, joined_at.device))
     assert weights.tolist() == pytest.approx([0.3, 1 / 6, 1 / 20])
 
 

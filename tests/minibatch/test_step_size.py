@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.minibatch import updates
+from sanc.minibatch import step_numbers
 from sanc.minibatch.state import BatchComparison, MinibatchState
 from sanc.minibatch.step_size import first_reduction, parameter_unit, typical_matrix, typical_step_norm
 
@@ -281,7 +281,7 @@ class Reduced(sanc.StepSize):
 @pytest.mark.parametrize(("settings", "size"), [(Cosine(), 0.25), (Reduced(), 0.15), (sanc.StepSize(), 0.015 / 20)])
 def test_eta_is_reduced_once_whatever_a_subclass_returns(settings, size):
     state = MinibatchState(0, parameter_unit=0.1, eta_reduction=0.25)
-    scalars = updates.step_scalars(state, sanc.Minibatch(step_size=settings), 0.5)
+    scalars = step_numbers.step_scalars(state, sanc.Minibatch(step_size=settings), 0.5)
     assert scalars.eta == pytest.approx(0.5 * 0.25 * size, rel=1e-12)
 
 

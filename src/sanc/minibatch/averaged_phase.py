@@ -23,7 +23,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.space import Space, Vector
-from sanc.minibatch import batch_losses, joining, recovery, updates
+from sanc.minibatch import batch_losses, gradient_norms, joining, recovery, step_numbers
 from sanc.minibatch.averaging import (
     CHECKSUM_MODULUS,
     HostCopy,
@@ -35,11 +35,12 @@ from sanc.minibatch.averaging import (
     on_device,
     work_at_gradient,
 )
+from sanc.minibatch.distance import DistanceBound, is_due
 from sanc.minibatch.metrics.base import check_direction, refresh_parts, require_finite_direction
 from sanc.minibatch.outcome import IterationOutcome, UnreadStep
 from sanc.minibatch.running_metric import CreatePreconditioner, RunningMetric
 from sanc.minibatch.settings import Minibatch
-from sanc.minibatch.state import DistanceBound, MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
@@ -226,10 +227,10 @@ class AveragedPhase:
     ) -> tuple[StepScalars[float], StepInputs]:
         """Return the numbers of the next step, and the tensors that it reads."""
         space, x_tensor = oracle.space, oracle.space.tensor(x)
-        rate, rate_factors = updates.step_size_factors(state, self._settings.step_size, rates, x_tensor, oracle)
-        scalars = updates.step_scalars(state, self._settings, rate, has_values=oracle.has_values)
-        offset, normals = updates.adapted_offset(state, x_tensor, space, oracle.shapes)
-        with_distance = updates.updates_distance(state)
+        rate, rate_factors = step_numbers.step_size_factors(state, self._settings.step_size, rates, x_tensor, oracle)
+        scalars = step_numbers.step_scalars(state, self._settings, rate, has_values=oracle.has_values)
+        offset, normals = step_numbers.adapted_offset(state, x_tensor, space, oracle.shapes)
+        with_distance = is_due(state.steps)
         averaging_start = state.distance.averaging_start if with_distance else None
         direction_sum = state.distance.direction_sum if with_distance else None
         inputs = StepInputs(
@@ -241,7 +242,7 @@ class AveragedPhase:
             direction_sum=None if direction_sum is None else space.tensor(direction_sum),
             entry_normals=None if normals is None else normals.entries,
             slice_normals=None if normals is None else normals.slices,
-            average_weights=updates.average_weights(state, self._settings, scalars.average_weight, space),
+            average_weights=step_numbers.average_weights(state, self._settings, scalars.average_weight, space),
             parameters=None if _are_at_average(state, oracle) else space.tensor(oracle.parameters),
         )
         return scalars, inputs
@@ -254,7 +255,7 @@ class AveragedPhase:
         """
         assert self.metric.preconditioner is not None
         is_projected = state.caller.projection_countdown > 0 or state.caller.last_written_x is not None
-        is_early = state.steps <= batch_losses.RELIABLE_MEAN_STEPS
+        is_early = state.steps <= gradient_norms.RELIABLE_MEAN_STEPS
         needs_results = oracle.has_values or is_early or is_projected
         return self.metric.preconditioner.always_finite and not needs_results
 
@@ -303,7 +304,7 @@ class AveragedPhase:
         if oracle.has_values:
             losses = batch_losses.updated_losses(losses, x, value, self._settings.step_size.lower_bound)
         state = replace(state, offset=move.offset, losses=losses, distance=distance)
-        state = _expecting_projections(updates.after_results(state, self._settings, step.scalars, step.results))
+        state = _expecting_projections(step_numbers.after_results(state, self._settings, step.scalars, step.results))
         if _are_at_average(state, oracle) is not were_at_average:  # the checksum belongs to another point
             state = state.without_checksum()
         if state.caller.projection_countdown:
@@ -342,7 +343,7 @@ class AveragedPhase:
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
-            state = updates.after_results(state, self._settings, scalars, results)
+            state = step_numbers.after_results(state, self._settings, scalars, results)
             return FinishedStep(state, record, is_finite=True)
         caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS)
         state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, caller=caller)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
 from sanc.core.space import Vector
-from sanc.minibatch import batch_losses, updates
+from sanc.minibatch import batch_losses
 from sanc.minibatch.averaging import StepResults
 from sanc.minibatch.outcome import IterationOutcome
 from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
@@ -135,7 +135,7 @@ def correct_first_steps(
                             step_norm=oracle.space.norm(first_point - x))  # fmt: skip
             restarted = _without_first_point(state).restarted()
             return state, IterationOutcome(restarted, first_point, record, has_returned=True)
-    if updates.began_with_outliers(state, results.grad_norm):
+    if state.norms.began_with_outliers(state.steps, results.grad_norm / state.gradient_unit):
         note = "the first gradients were outliers: averaging starts again"
         record = Record(state.iteration, value=value, grad_norm=results.grad_norm, note=note)
         return state, IterationOutcome(state.restarted(), x, record)

@@ -12,7 +12,8 @@ from typing import Any
 
 from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error, vectors_of
 from sanc.errors import ArgumentError
-from sanc.minibatch.state import INITIAL_DISTANCE, PARTS, MinibatchState
+from sanc.minibatch.distance import INITIAL_DISTANCE
+from sanc.minibatch.state import PARTS, MinibatchState
 
 _DISTANCE_VECTORS = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""

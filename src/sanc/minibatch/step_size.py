@@ -10,14 +10,9 @@ noise, and they have the spectral norm of random matrices. Therefore η grows at
 where n is a typical smaller side. For the same reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a
 heuristic; docs/results/networks.md compares ramps.
 
-A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
-Prodigy): for the directions p_i = M⁻¹g_i and any λ_i > 0,
-
-    d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
-
-With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most
-`_MAX_DISTANCE_FACTOR`, unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is
-little noise. Without losses the limit holds always, because a rise of the loss would not be noticed.
+A lower bound of the distance to a solution (`sanc.minibatch.distance`) shows whether larger steps are needed. It is an
+estimate, so it may raise η by at most `_MAX_DISTANCE_FACTOR`, unless the last steps were aligned: then there is little
+noise. Without losses the limit holds always, because a rise of the loss would not be noticed.
 """
 
 from __future__ import annotations
@@ -35,8 +30,9 @@ from sanc.core.oracle import Oracle
 from sanc.core.settings import BELOW_INFINITY, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
 from sanc.errors import ArgumentError, is_number, shown
+from sanc.minibatch.distance import DistanceBound
 from sanc.minibatch.metrics.base import matrix_sides
-from sanc.minibatch.state import DistanceBound, MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 _FALLBACK_UNIT = 1.0 / 15.0
 """The parameter unit if all matrices are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
@@ -46,8 +42,6 @@ _MAX_RMS_OVER_MEDIAN = 1.5
 """The largest typical root mean square of the entries of a matrix, in units of the median over matrices."""
 _MAX_DISTANCE_FACTOR = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
-_ALIGNED_FRACTION = 0.7
-"""The last steps are aligned if ‖z − x‖_1 exceeds this fraction of the sum of their 1-norms."""
 _WARM_UP_PERIODS = 2
 """Steps are tested for alignment after this many periods of `warm_up`. Before that, the sums contain the shorter steps
 of the warm-up."""
@@ -59,8 +53,6 @@ _REGROWTH_FACTOR = 1.5
 _DECAY_THRESHOLD = 0.1
 """A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that smaller
 steps pay only near the end of a run, as in schedules with a constant rate and a short decay."""
-DISTANCE_DECAY = 0.998
-"""Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +109,7 @@ class StepSize(Piece):
         """Return η in parameter units, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
-        aligned = is_warm and _is_aligned(state.distance)
+        aligned = is_warm and state.distance.is_aligned
         limit = math.inf if aligned and state.losses.loss_count else _MAX_DISTANCE_FACTOR * self.scale
         return min(max(self.scale, self.distance * state.distance.distance_bound), limit)
 
@@ -216,44 +208,9 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     return step_ratio if converged else state.eta_reduction
 
 
-def updated_distance_bound(
-    before: DistanceBound,
-    parameter_unit: float,
-    step_norm1_sum: float,
-    offset_norm1: float,
-    inner_product: float,
-    direction_sum_norm1: float,
-) -> DistanceBound:
-    """Return the bound after a step.
-
-    `inner_product` is ⟨p, x_0 − z⟩, and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
-    """
-    numerator = DISTANCE_DECAY * before.distance_numerator + distance_weight(before) * inner_product
-    bound = before.distance_bound
-    if direction_sum_norm1 > 0.0 and math.isfinite(numerator / direction_sum_norm1):
-        bound = max(bound, numerator / direction_sum_norm1 / parameter_unit)
-    return replace(
-        before,
-        distance_bound=bound,
-        step_norm1_sum=step_norm1_sum,
-        offset_norm1=offset_norm1,
-        distance_numerator=numerator,
-    )
-
-
 def regrown_eta_reduction(eta_reduction: float, distance: DistanceBound) -> float:
     """Return the factor of η, increased up to 1 if the last steps are aligned."""
-    return min(1.0, _REGROWTH_FACTOR * eta_reduction) if _is_aligned(distance) else eta_reduction
-
-
-def _is_aligned(distance: DistanceBound) -> bool:
-    """Return whether the last steps are aligned."""
-    return distance.offset_norm1 > _ALIGNED_FRACTION * distance.step_norm1_sum
-
-
-def distance_weight(distance: DistanceBound) -> float:
-    """Return λ of the next direction."""
-    return (1.0 - DISTANCE_DECAY) * distance.distance_bound * distance.distance_bound
+    return min(1.0, _REGROWTH_FACTOR * eta_reduction) if distance.is_aligned else eta_reduction
 
 
 class TypicalMatrix(NamedTuple):
