@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 import sys
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
@@ -196,12 +196,16 @@ def averaged_iterations():
                 depth[0] -= is_outer
 
     weights = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
-    opt = sanc.SANC([weights], curvature=False, seed=0, lower_bound=-float("inf"))
+    opt = sanc.SANC([weights], curvature=False, seed=0)
     sys.setprofile(trace)
     try:
-        for k in range(60):
-            opt.param_groups[0]["lr"] = 1e3 if k >= 30 else 1.0
+        for k in range(32):
             factor = float("nan") if k == 5 else 1.0
+            if k == 31:  # as after a rise of the mean loss from that of a lower point
+                losses = opt._iteration.state.losses
+                change = {"lowest_loss_mean": losses.loss_mean - 1e-6, "loss_variance": 0.0}
+                losses = replace(losses, safe_point=0.0 * losses.safe_point, **change)
+                opt._iteration.state = replace(opt._iteration.state, losses=losses)
             opt.step(lambda factor=factor: factor * weights.square().sum())
     finally:
         sys.setprofile(None)
