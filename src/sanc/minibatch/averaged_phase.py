@@ -359,7 +359,7 @@ class AveragedPhase:
         difference = self._gradient_offset(state)
         return x if difference is None else x + difference
 
-    def average(self, state: MinibatchState, y: Vector) -> Vector:
+    def average_for(self, state: MinibatchState, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
         difference = self._gradient_offset(state)
         return y if difference is None else y - difference

@@ -94,7 +94,7 @@ class MinibatchIteration:
     """
 
     stopping_test_holds = False  # with samples only limits end a run
-    averages = True
+    has_averaged_phase = True
 
     def __init__(
         self, method: Method, seed: int, create_preconditioner: CreatePreconditioner = create_on_one_process
@@ -274,9 +274,9 @@ class MinibatchIteration:
             return self.gradient_point(x)
         return pending.gradient_point
 
-    def average(self, y: Vector) -> Vector:
+    def average_for(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
-        return self.averaged_phase.average(self.state, y)
+        return self.averaged_phase.average_for(self.state, y)
 
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Compare the parameters with those of the last step, and expect other values from now on."""

@@ -19,21 +19,21 @@ class TrainingIteration(IterationProtocol, Protocol):
     """The members of an iteration that optimisers use, beyond those that runs use.
 
     `MinibatchIteration` and `SecondOrderTraining` have them. `iterate` also receives the factors of the step size, one
-    for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined
-    or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
-    its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
-    phase, and `on_move` is called with the parameters before and after they are moved from one to the other.
+    for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined or left.
+    `read_record` returns the complete record of the last iteration if `iterate` returned before the results of its step
+    were known; otherwise None. `average_for` and `gradient_point` convert between the two points of the averaged phase,
+    and `on_move` is called with the parameters before and after they are moved from one to the other.
     `pop_gradient_point` is called once, after an iteration without a closure, with the point that it returned.
 
     Attributes
     ----------
-    averages : bool
+    has_averaged_phase : bool
         Whether it has an averaged phase, which needs gradients only.
     has_returned : bool
         Whether the last iteration returned to an earlier point.
     """
 
-    averages: bool
+    has_averaged_phase: bool
     has_returned: bool
 
     def iterate(
@@ -43,7 +43,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     def rearrange(
         self, earlier_indices: Sequence[int | None], vector_map: VectorMap, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None: ...
-    def average(self, y: Vector) -> Vector: ...
+    def average_for(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
     def pop_gradient_point(self, x: Vector) -> Vector: ...
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None: ...
@@ -52,7 +52,7 @@ class TrainingIteration(IterationProtocol, Protocol):
 class SecondOrderTraining(Iteration):
     """The iteration of the core as an optimiser uses it: it has no averaged phase."""
 
-    averages = False
+    has_averaged_phase = False
     has_returned = False
 
     def iterate(
@@ -70,7 +70,7 @@ class SecondOrderTraining(Iteration):
         """Continue with other parameters, without the vectors of the acceptance rule."""
         self.reset()
 
-    def average(self, y: Vector) -> Vector:
+    def average_for(self, y: Vector) -> Vector:
         """Return y: this iteration averages nothing."""
         return y
 
