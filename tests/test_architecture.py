@@ -24,11 +24,11 @@ from sanc.core.sigma import SigmaRule
 from sanc.leastsquares.column_scales import ColumnScales
 from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.many.rows import Rows
-from sanc.minibatch.state import PARTS, MinibatchState
+from sanc.minibatch.state import STATE_GROUPS, MinibatchState
 
 VALUES = [
     BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, MinibatchState, Point, Record,
-    SecondOrderTerm, SigmaRule, State, TrialOutcome, *PARTS.values(),
+    SecondOrderTerm, SigmaRule, State, TrialOutcome, *STATE_GROUPS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"

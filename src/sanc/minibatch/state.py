@@ -186,8 +186,8 @@ class MinibatchState:
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            parts = ((part, item.name) for part, kind in PARTS.items() for item in fields(kind))
-            raise missing_attribute(self, name, {item: f"use {part}.{item}" for part, item in parts})
+            grouped = ((group, item.name) for group, kind in STATE_GROUPS.items() for item in fields(kind))
+            raise missing_attribute(self, name, {item: f"use {group}.{item}" for group, item in grouped})
 
     def without_checksum(self) -> MinibatchState:
         """Return the state for parameters that the iteration has changed itself, which is no change by the caller."""
@@ -210,7 +210,7 @@ class MinibatchState:
         )
 
 
-PARTS: dict[str, Any] = {
+STATE_GROUPS: dict[str, Any] = {
     item.name: item.default_factory for item in fields(MinibatchState) if item.default_factory is not MISSING
 }
-"""The classes of the parts of the state."""
+"""The classes of the groups of fields of the state, by name."""
