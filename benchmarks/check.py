@@ -165,6 +165,7 @@ def _networks() -> list[str]:
     return [
         _networks_table(),
         intervals.in_words(runs),
+        intervals.further_in_words(runs),
         *intervals.relatives_in_words(runs),
         intervals.peers_table(runs),
         intervals.p_table(runs),

@@ -35,7 +35,7 @@ def networks() -> list[str]:
     to_target = suite_tables.seconds_to_target(seconds, [*runs, *read_runs(RESULTS / "networks" / "large.jsonl.xz")])
 
     def ratio(peer: str, key: str) -> str:
-        return intervals.shown(intervals.ratios(unseen, peer, key)).replace(" ", " × ", 1)
+        return intervals.shown(intervals.ratios(unseen, peer, key))
 
     def tested(key: str) -> str:
         p = intervals.p_value(intervals.ratios(unseen, "soap tuned", key))
@@ -43,10 +43,10 @@ def networks() -> list[str]:
 
     return [
         row(f"{tasks} unseen networks, evaluations", "networks.md", "AdamW, tuned", ratio("adamw tuned", "ratio")),
-        row("the same", "networks.md#intervals", "SOAP, tuned", tested("ratio")),
+        row("the same, evaluations", "networks.md#intervals", "SOAP, tuned", tested("ratio")),
         row("the same, test loss", "networks.md#intervals", "SOAP, tuned", tested("held")),
-        row(f"{WORDS[len(seconds)]} networks, seconds", "networks.md#time", "AdamW, tuned",
-            f"{span(to_target.values())} × eager"),
+        row(f"{WORDS[len(seconds)]} networks, seconds", "networks.md#time", "AdamW, tuned, not captured",
+            span(to_target.values())),
     ]  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def robust() -> list[str]:
 
     lines = stochastic.summary(read_document("stochastic.json.xz"))
     shares = span((100 * line["calls_robust"] / line["calls_paper"] for line in lines), ".0f")
-    return [row("logistic regressions", "robust.md", "the paper's SANC, tuned", f"{shares} % of the calls")]
+    return [row("logistic regressions, calls", "robust.md", "the paper's SANC, tuned", f"{shares} %")]
 
 
 def estimators() -> list[str]:
@@ -94,8 +94,8 @@ def estimators() -> list[str]:
     others = [line["cpu ratio"] for line in race if line["estimator"] != "sanc" and "ratio" in line]
     sets = ", ".join(dict.fromkeys(line["set"] for line in race))
     return [
-        row(f"{WORDS[len(lbfgs)]} data sets", "estimators.md", "scikit-learn's default `lbfgs`",
-            f"{span(lbfgs)} × as fast (processor time)"),
+        row(f"{WORDS[len(lbfgs)]} data sets, processor time", "estimators.md", "scikit-learn's default `lbfgs`",
+            f"{span(lbfgs)} × as fast"),
         row(f"{sets}, to equal gradients", "estimators.md#at-equal-optimality", "scikit-learn's solvers, glum",
             f"{span(others)} × as fast"),
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def estimators() -> list[str]:
 def speed() -> list[str]:
     """Return the row on the time of a step."""
     ratios = (line["ratio"] for line in read_document("step.json")["paper"])
-    return [row("a step on a CPU", "speed.md", "its oracle calls", f"{span(ratios)} × the time")]
+    return [row("a step on a CPU, time", "speed.md", "its oracle calls", span(ratios))]
 
 
 ROWS: Mapping[str, Callable[[], list[str]]] = {

@@ -1,4 +1,4 @@
-"""The options of a method in a preset; the preset of the authors is an object of the laboratory."""
+"""The options of a method in a preset, of which that of the authors is an object, and the classes of public pieces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 import sanc
 from sanc.lab.authors import AUTHORS
 
+PIECES = tuple(
+    kind
+    for kind in (getattr(sanc, name) for name in sanc.__all__)
+    if isinstance(kind, type) and issubclass(kind, sanc.extend.Piece)
+)
 PRESETS = {"paper": "paper", "authors": AUTHORS, "robust": "robust"}
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import FrozenInstanceError, fields
+import sys
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import sanc
+from preset_options import PIECES
 from sanc.core.bounded.box_model import BoundedModel, BoundedSubspace
-from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
@@ -23,18 +24,11 @@ from sanc.core.sigma import SigmaRule
 from sanc.leastsquares.column_scales import ColumnScales
 from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.many.rows import Rows
-from sanc.minibatch.settings import METRICS
-from sanc.minibatch.state import PARTS, MinibatchState
-
-PIECES = [
-    sanc.AcceptAll(), sanc.Average(), sanc.CheckedEscape(), sanc.CubicModel(), sanc.GradientStep(), sanc.KrylovModel(),
-    sanc.Minibatch(), sanc.Momentum(), sanc.NoModel(), sanc.PaperEscape(), sanc.RatioTest(), sanc.SigmaUpdate(),
-    sanc.StepSize(), sanc.Stay(), *(metric() for metric in METRICS.values()),
-]  # fmt: skip
+from sanc.minibatch.state import STATE_GROUPS, MinibatchState
 
 VALUES = [
-    BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, Method, MinibatchState, Point, Record,
-    SecondOrderTerm, SigmaRule, State, TrialOutcome, *PARTS.values(),
+    BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, MinibatchState, Point, Record,
+    SecondOrderTerm, SigmaRule, State, TrialOutcome, *STATE_GROUPS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -181,6 +175,55 @@ def test_names_in_the_map_exist():
     assert len(members) >= 8 and len(places) >= 15
 
 
+def averaged_iterations():
+    """Make a run with a batch that is not finite and a rise of the loss; return the calls of each averaged iteration.
+
+    A call is the name of the function and of its file.
+    """
+    folder, iterations, depth = str(SOURCE / "minibatch"), [], [0]
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event in ("call", "return") and code.co_filename.startswith(folder):
+            is_outer = code.co_qualname == "AveragedPhase.iterate"
+            if event == "call":
+                depth[0] += is_outer
+                if is_outer:
+                    iterations.append([])
+                if depth[0]:
+                    iterations[-1].append((code.co_qualname, Path(code.co_filename).name))
+            else:
+                depth[0] -= is_outer
+
+    weights = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    opt = sanc.SANC([weights], curvature=False, seed=0)
+    sys.setprofile(trace)
+    try:
+        for k in range(32):
+            factor = float("nan") if k == 5 else 1.0
+            if k == 31:  # as after a rise of the mean loss from that of a lower point
+                losses = opt._iteration.state.losses
+                change = {"lowest_loss_mean": losses.loss_mean - 1e-6, "loss_variance": 0.0}
+                losses = replace(losses, safe_point=0.0 * losses.safe_point, **change)
+                opt._iteration.state = replace(opt._iteration.state, losses=losses)
+            opt.step(lambda factor=factor: factor * weights.square().sum())
+    finally:
+        sys.setprofile(None)
+    return iterations
+
+
+def test_an_averaged_step_makes_the_calls_of_the_map_in_its_order():
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("## One averaged step\n")[1].split("\n## ")[0].split("in this order:")[1]
+    listed = re.findall(r"`([\w.]+)` in `minibatch/(\w+\.py)`", section)
+    made = set()
+    for calls_made in averaged_iterations():
+        first = {call: calls_made.index(call) for call in listed if call in calls_made}
+        assert list(first.values()) == sorted(first.values()), first
+        made |= first.keys()
+    assert made == set(listed) and len(listed) == len(set(listed)) == 18
+
+
 def test_the_laboratory_uses_public_names_only():
     allowed = {"__init__", "_version", "errors", "problems", "theory", "lab"}
     for path in SOURCE.glob("lab/*.py"):
@@ -192,6 +235,32 @@ def test_only_the_driver_of_the_optimisers_imports_the_graphs():
         "graphs",
         "optim",
     }
+
+
+def test_entry_points_use_each_other_as_the_map_says():
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.search(r"the entry points \(([^)]+)\)", page).group(1)
+    entries = set(re.findall(r"`(\w+)`", listed))
+    sentence = re.search(r"Of each other (.+?);", page).group(1)
+    drawn = {
+        (user, used)
+        for user, targets in re.findall(r"`(\w+)` uses ((?:`\w+`(?: and )?)+)", sentence)
+        for used in re.findall(r"`(\w+)`", targets)
+    }
+    pairs = {(package(path), package(target)) for path in modules() for target in imports(path)}
+    assert {(user, used) for user, used in pairs if {user, used} <= entries and user != used} == drawn
+    assert len(entries) == 7 and len(drawn) == 7
+
+
+def test_every_error_of_the_package_is_one_error():
+    """Users catch `SancError`. The others are caught before they reach the user."""
+    caught = {"NonFiniteProductError", "NonFiniteValueError", "_StoppedError"}
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for path in modules() for node in nodes(path)
+             if isinstance(node, ast.ClassDef) and node.name.endswith("Error")}  # fmt: skip
+    derived = {"SancError"}
+    for _ in bases:
+        derived |= {name for name in bases if bases[name] & derived}
+    assert len(bases) > 12 and bases.keys() - derived == caught
 
 
 def test_there_is_no_circle():
@@ -341,10 +410,20 @@ def replaces_a_state(node):
     return getattr(node.args[0], "attr", getattr(node.args[0], "id", "")) == "state"
 
 
+def state_writers(path):
+    """Return how often each function of a file assigns `self.state`."""
+    counts = {}
+    for function in (node for node in nodes(path) if isinstance(node, ast.FunctionDef)):
+        targets = [target for node in ast.walk(function) for target in written(node) if target.attr == "state"]
+        if targets:
+            counts[function.name] = len(targets)
+    return counts
+
+
 def test_only_the_iterations_write_records_and_states():
     """On samples functions return the next state, the averaged phase with a record; the iteration sets it."""
     iterations = {SOURCE / "core" / "iteration.py", SOURCE / "minibatch" / "iteration.py"}
-    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "updates")}
+    returning = {SOURCE / "minibatch" / f"{name}.py" for name in ("joining", "step_size", "step_numbers")}
     parts = {SOURCE / "minibatch" / "averaged_phase.py", SOURCE / "minibatch" / "recovery.py"}
     assert {path for path in modules() if "Record" in calls(path)} == {SOURCE / "core" / "iteration.py"} | parts
     assert {path for path in modules() if calls(path) & {"State", "MinibatchState"}} == iterations
@@ -352,6 +431,10 @@ def test_only_the_iterations_write_records_and_states():
     states = [(str(path.relative_to(SOURCE)), getattr(target.value, "id", "")) for path in modules()
               for node in nodes(path) for target in written(node) if target.attr == "state"]  # fmt: skip
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations
+    assert state_writers(SOURCE / "minibatch" / "iteration.py") == {
+        **dict.fromkeys(("__init__", "iterate", "finish_step", "on_move", "restore", "roll_back"), 1),
+        **dict.fromkeys(("rearrange", "reset"), 1),
+    }
     foreign = {path for path, owner in states if owner != "self"}
     assert foreign == {"sums/oracle.py"}  # that of a random generator
     names = {"branch", "rho", "step_norm", "model_decrease", "trial_value", "note", "curvature_share", "ritz_value"}
@@ -372,7 +455,7 @@ def test_only_its_methods_write_a_run():
 
 @pytest.mark.parametrize(
     "kind",
-    [*VALUES, *(type(p) for p in PIECES)],
+    [*VALUES, *PIECES],
 )
 def test_what_pieces_are_given_and_return_is_frozen(kind):
     assert kind.__dataclass_params__.frozen
@@ -408,7 +491,7 @@ def test_requirements_are_attributes_and_not_identities():
                 and package(path) not in allowed
             ):
                 named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
-                assert not named & {type(piece).__name__ for piece in PIECES}, f"{path}:{node.lineno}"
+                assert not named & {kind.__name__ for kind in PIECES} - {"Method"}, f"{path}:{node.lineno}"
                 assert not named & {"Iteration", "MinibatchIteration"}, f"{path}:{node.lineno}"
 
 
@@ -531,6 +614,13 @@ def test_names_are_those_of_the_field():
     for path in modules():
         found = {f"{name}, line {line}" for name, line in names_in(path) if name.strip("_") in vague}
         assert not found, path
+
+
+def test_comments_refer_to_names_that_exist():
+    """`see` and a name in code font, as in comments beside attributes."""
+    referred = {name for path in modules() for name in re.findall(r"see `(\w+)`", path.read_text(encoding="utf-8"))}
+    defined = {name for path in modules() for name, _ in names_in(path)}
+    assert len(referred) > 8 and referred <= defined
 
 
 def constants(path):

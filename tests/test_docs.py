@@ -23,7 +23,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import sanc
-from sanc.minibatch.state import PARTS
+from sanc.minibatch.state import STATE_GROUPS
 from tool_modules import load_tool
 
 ROOT = Path(__file__).parent.parent
@@ -340,7 +340,7 @@ def test_listed_members_of_the_reference_have_docstrings():
 def test_the_attributes_of_a_state_are_its_fields():
     """Also those of its parts, which the state names too."""
     text = inspect.getdoc(sanc.extend.MinibatchState)
-    for kind in (sanc.extend.MinibatchState, *PARTS.values()):
+    for kind in (sanc.extend.MinibatchState, *STATE_GROUPS.values()):
         names = [item.name for item in fields(kind)]
         assert re.findall(r"^(\w+) : ", inspect.getdoc(kind), re.MULTILINE) == names
         assert kind is sanc.extend.MinibatchState or all(f"`{name}`" in text for name in names)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import sanc
+from preset_options import PIECES
 from sanc.implicit.entry import _REJECTED_ARGUMENTS
 from sanc.many.entry import RunOptions
 from sanc.many.rules import RowRules
@@ -29,12 +30,7 @@ from sanc.options import (
     RowSettings,
 )
 
-PIECES = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
-CLASSES = [
-    sanc.Method, sanc.CubicModel, sanc.KrylovModel, sanc.NoModel, sanc.RatioTest, sanc.AcceptAll, sanc.Momentum,
-    sanc.CheckedEscape, sanc.PaperEscape, sanc.GradientStep, sanc.Stay, sanc.SigmaUpdate, sanc.Minibatch,
-    sanc.StepSize, sanc.Average, *METRICS.values(),
-]  # fmt: skip
+PIECE_OPTIONS = ("model", "acceptance", "escape", "sigma", "minibatch", "metric", "step_size", "average")
 PROGRAM = """
 import numpy, torch, sanc
 
@@ -83,15 +79,15 @@ sanc.minimise  # wrong
 def test_every_setting_of_every_piece_has_the_type_of_its_field():
     hints = typing.get_type_hints(MinimizeOptions)
     found = {}
-    for kind in CLASSES:
+    for kind in PIECES:
         types = typing.get_type_hints(kind)
         for item in fields(kind):
             found.setdefault(item.name, types[item.name])
     settings = {name: kind for name, kind in found.items() if name not in ("name", "exact")}
     scipy = {"maxiter", "maxfev", "maxfun", "gtol"}
     assert hints.keys() - scipy == settings.keys()
-    assert {name: hints[name] for name in settings if name not in PIECES} == {
-        name: kind for name, kind in settings.items() if name not in PIECES
+    assert {name: hints[name] for name in settings if name not in PIECE_OPTIONS} == {
+        name: kind for name, kind in settings.items() if name not in PIECE_OPTIONS
     }
     assert hints.keys() - typing.get_type_hints(OptimizerOptions).keys() == {"lr", "epsilon_s", "sampling", *scipy}
 

@@ -8,120 +8,66 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sanc._version import __version__
+from sanc._version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name at its first use
-    from sanc import errors, extend, problems, theory
-    from sanc.autograd.batches import Batch, ThreeSamples
-    from sanc.core.acceptance import AcceptAll, Momentum, RatioTest
-    from sanc.core.escape import CheckedEscape, GradientStep, PaperEscape, Stay
-    from sanc.core.method import Method
-    from sanc.core.model import CubicModel, KrylovModel, NoModel
-    from sanc.core.pieces import Decision
-    from sanc.core.point import Point
-    from sanc.core.record import Branch, Calls, Record
-    from sanc.core.sigma import SigmaUpdate
-    from sanc.diagnosis import Report, diagnose
-    from sanc.errors import (
-        ArgumentError,
-        ArgumentTypeError,
-        NonFiniteError,
-        NonFiniteStartError,
-        NotConvergedError,
-        RanksError,
-        SancError,
-        SecondDerivativeError,
-        SingularMinimumError,
+    from sanc import errors as errors, extend as extend, problems as problems, theory as theory
+    from sanc.autograd.batches import Batch as Batch, ThreeSamples as ThreeSamples
+    from sanc.core.acceptance import AcceptAll as AcceptAll, Momentum as Momentum, RatioTest as RatioTest
+    from sanc.core.escape import (
+        CheckedEscape as CheckedEscape,
+        GradientStep as GradientStep,
+        PaperEscape as PaperEscape,
+        Stay as Stay,
     )
-    from sanc.implicit import Derivative, Solution, argmin
-    from sanc.leastsquares import NetworkResiduals, curve_fit, least_squares
-    from sanc.many.entry import minimize_many
-    from sanc.many.result import ManyResult
-    from sanc.many.running import Progress
-    from sanc.minibatch.metrics.base import Metric, Preconditioner
-    from sanc.minibatch.metrics.diagonal import Diagonal
-    from sanc.minibatch.metrics.identity import Identity
-    from sanc.minibatch.metrics.kronecker import Kronecker
-    from sanc.minibatch.settings import Average, Minibatch
-    from sanc.minibatch.step_size import StepSize
-    from sanc.minimisation import Certificate, LeastSquaresResult, Result, Status, certificate, minimize, scipy_method
-    from sanc.optim import ARC, CR, CRM, NCD, SANC, SCR
-    from sanc.presets import METHODS, PRESETS, method_for
-    from sanc.ranks.saving import load_checkpoint, save_checkpoint
+    from sanc.core.method import Method as Method
+    from sanc.core.model import CubicModel as CubicModel, KrylovModel as KrylovModel, NoModel as NoModel
+    from sanc.core.pieces import Decision as Decision
+    from sanc.core.point import Point as Point
+    from sanc.core.record import Branch as Branch, Calls as Calls, Record as Record
+    from sanc.core.sigma import SigmaUpdate as SigmaUpdate
+    from sanc.diagnosis import Report as Report, diagnose as diagnose
+    from sanc.errors import (
+        ArgumentError as ArgumentError,
+        ArgumentTypeError as ArgumentTypeError,
+        NonFiniteError as NonFiniteError,
+        NonFiniteStartError as NonFiniteStartError,
+        NotConvergedError as NotConvergedError,
+        RanksError as RanksError,
+        SancError as SancError,
+        SecondDerivativeError as SecondDerivativeError,
+        SingularMinimumError as SingularMinimumError,
+    )
+    from sanc.implicit import Derivative as Derivative, Solution as Solution, argmin as argmin
+    from sanc.leastsquares import (
+        NetworkResiduals as NetworkResiduals,
+        curve_fit as curve_fit,
+        least_squares as least_squares,
+    )
+    from sanc.many.entry import minimize_many as minimize_many
+    from sanc.many.result import ManyResult as ManyResult
+    from sanc.many.running import Progress as Progress
+    from sanc.minibatch.metrics.base import Metric as Metric, Preconditioner as Preconditioner
+    from sanc.minibatch.metrics.diagonal import Diagonal as Diagonal
+    from sanc.minibatch.metrics.identity import Identity as Identity
+    from sanc.minibatch.metrics.kronecker import Kronecker as Kronecker
+    from sanc.minibatch.settings import Average as Average, Minibatch as Minibatch
+    from sanc.minibatch.step_size import StepSize as StepSize
+    from sanc.minimisation import (
+        Certificate as Certificate,
+        LeastSquaresResult as LeastSquaresResult,
+        Result as Result,
+        Status as Status,
+        certificate as certificate,
+        minimize as minimize,
+        scipy_method as scipy_method,
+    )
+    from sanc.optim import ARC as ARC, CR as CR, CRM as CRM, NCD as NCD, SANC as SANC, SCR as SCR
+    from sanc.presets import METHODS as METHODS, PRESETS as PRESETS, method_for as method_for
+    from sanc.ranks.saving import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 
-__all__ = [
-    "ARC",
-    "CR",
-    "CRM",
-    "METHODS",
-    "NCD",
-    "PRESETS",
-    "SANC",
-    "SCR",
-    "AcceptAll",
-    "ArgumentError",
-    "ArgumentTypeError",
-    "Average",
-    "Batch",
-    "Branch",
-    "Calls",
-    "Certificate",
-    "CheckedEscape",
-    "CubicModel",
-    "Decision",
-    "Derivative",
-    "Diagonal",
-    "GradientStep",
-    "Identity",
-    "Kronecker",
-    "KrylovModel",
-    "LeastSquaresResult",
-    "ManyResult",
-    "Method",
-    "Metric",
-    "Minibatch",
-    "Momentum",
-    "NetworkResiduals",
-    "NoModel",
-    "NonFiniteError",
-    "NonFiniteStartError",
-    "NotConvergedError",
-    "PaperEscape",
-    "Point",
-    "Preconditioner",
-    "Progress",
-    "RanksError",
-    "RatioTest",
-    "Record",
-    "Report",
-    "Result",
-    "SancError",
-    "SecondDerivativeError",
-    "SigmaUpdate",
-    "SingularMinimumError",
-    "Solution",
-    "Status",
-    "Stay",
-    "StepSize",
-    "ThreeSamples",
-    "__version__",
-    "argmin",
-    "certificate",
-    "curve_fit",
-    "diagnose",
-    "errors",
-    "extend",
-    "least_squares",
-    "load_checkpoint",
-    "method_for",
-    "minimize",
-    "minimize_many",
-    "problems",
-    "save_checkpoint",
-    "scipy_method",
-    "theory",
-]
-
+_MODULES = ("errors", "extend", "problems", "theory")
+"""Public modules."""
 _HOMES = {
     "sanc.autograd.batches": ("Batch", "ThreeSamples"),
     "sanc.core.acceptance": ("AcceptAll", "Momentum", "RatioTest"),
@@ -168,7 +114,8 @@ _HOMES = {
     "sanc.presets": ("METHODS", "PRESETS", "method_for"),
     "sanc.ranks.saving": ("load_checkpoint", "save_checkpoint"),
 }
-"""Modules and the public names that they define."""
+"""Modules and the public names that they define. The imports above are the same for type checkers, to which `as` shows
+that a name is public."""
 
 _REPLACED_NAMES = {
     "Settings": "sanc.Method, a composition of pieces with their settings",
@@ -182,13 +129,14 @@ _ESTIMATORS = ("LogisticRegression", "LogisticRegressionCV", "NonconvexSVM", "lo
 
 
 if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every name
+    __all__ = sorted(["__version__", *_MODULES, *(name for names in _HOMES.values() for name in names)])
 
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use.
 
         Importing torch takes a second, and ``sanc --help`` does not need it.
         """
-        if name in ("errors", "extend", "problems", "theory"):
+        if name in _MODULES:
             return import_module(f"sanc.{name}")
         for home, names in _HOMES.items():
             if name in names:
@@ -202,7 +150,6 @@ if not TYPE_CHECKING:  # with a `__getattr__`, type checkers would accept every 
         proposal = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module 'sanc' has no attribute {name!r}{proposal}")
 
-
-def __dir__() -> list[str]:
-    """Return the public names, which editors complete."""
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        """Return the public names, which editors complete."""
+        return sorted(__all__)

@@ -17,7 +17,7 @@ from sanc.core.method import Method, settings_of
 from sanc.core.model import SAMPLED_KRYLOV_DIM, CubicModel, KrylovModel, NoModel
 from sanc.core.settings import Piece, is_user_defined
 from sanc.core.sigma import SigmaUpdate
-from sanc.errors import ArgumentError, ArgumentTypeError, nearest, one_of, shown
+from sanc.errors import ArgumentError, nearest, one_of, shown
 from sanc.minibatch.settings import Minibatch
 from sanc.options import MinimizeOptions
 from sanc.options.remedies import FOREIGN_OPTIONS, FOREIGN_TO_MINIMIZE, REPLACED_OPTIONS
@@ -130,11 +130,6 @@ def compose(name: object, preset: object, options: Mapping[str, Any], other_name
         raise ArgumentError(
             f"model = {shown(method.model)} proposes cubic steps, and {member} makes none: leave it out, pass a model "
             'with proposes = False such as sanc.KrylovModel(), or use method="sanc".'
-        )
-    if not (method.minibatch is None or isinstance(method.minibatch, Minibatch)):
-        raise ArgumentTypeError(
-            f"minibatch = {shown(method.minibatch)} cannot be used: pass a sanc.Minibatch, whose metric and step size "
-            "may be objects of your own, or None."
         )
     return method
 

@@ -95,7 +95,13 @@ def test_final_losses_of_fitted_tasks_are_in_no_mean() -> None:
     assert overview_cells(rows, "soap tuned")[2] == "0.250" and final_ratios(rows, "sanc", "soap tuned") == [2.0]
     table = intervals.fitted_table(listed).splitlines()
     assert [cell.strip() for cell in table[2].split("|")[1:3]] == ["sanc", "0.0002"]
-    assert "Without *rnn*, the final loss is 0.50 [0.50, 0.50] times AdamW's" in intervals.in_words(listed)
+    words = intervals.further_in_words(listed)
+    assert "Without *rnn*, the final loss on the unseen tasks is 0.50 [0.50, 0.50] times AdamW's" in words
+
+
+def test_the_conclusion_has_two_sentences_with_their_tests() -> None:
+    words = intervals.in_words(runs())
+    assert words.count(". ") == 1 and words.count(" (p = ") == 2 and words.endswith("Wilcoxon's test.")
 
 
 def test_the_command_prints_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Metrics and step sizes of the caller: those of the page, their states, and what they may not return."""
+"""Metrics, step sizes and averages of the caller: those of the page, their states, and what they may not return."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import sanc
+from sanc.core.space import Space
+from sanc.minibatch import step_numbers
 from tensors import flat
 
 
@@ -17,9 +19,6 @@ from tensors import flat
 def test_a_metric_without_the_state_of_every_parameter_is_named_at_the_first_step(returned):
     class Sign(sanc.Preconditioner):
         def update(self, g, weight):
-            return g.sign()
-
-        def apply(self, g):
             return g.sign()
 
         if returned is not None:
@@ -163,6 +162,33 @@ def test_what_a_metric_may_not_return_is_named_and_changes_nothing(monkeypatch, 
     assert torch.equal(weights, torch.ones(2, 3))
 
 
+class SignPreconditioner(sanc.Preconditioner):
+    """The sign of the gradient, without `apply`, which no step calls."""
+
+    def update(self, g, weight):
+        return g.sign()
+
+    def state(self):
+        return [{}]
+
+
+class SignMetric(sanc.Identity):
+    def create(self, shapes, like, reduce=None):
+        return SignPreconditioner()
+
+
+def test_a_metric_need_not_apply_without_an_update():
+    """Steps of η in each coordinate, without an average and a warm-up."""
+    weights = torch.nn.Parameter(torch.ones(3))
+    options = {"curvature": False, "averaging": 0.0, "step_size": ConstantSize(scale=0.3), "seed": 0}
+    opt = sanc.SANC([weights], metric=SignMetric(), **options)
+    for _ in range(3):
+        opt.step(lambda: weights.square().sum())
+    torch.testing.assert_close(weights.detach(), torch.full((3,), 1.0 - 3 * 0.3 / 15))
+    with pytest.raises(sanc.ArgumentTypeError, match=r"SignPreconditioner has no apply\(\): return"):
+        SignPreconditioner().apply(torch.ones(3))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConstantSize(sanc.StepSize):
     """Steps of one size, in parameter units."""
@@ -187,10 +213,50 @@ def test_a_step_size_of_the_caller_replaces_ours():
 def test_a_step_size_of_the_page_follows_its_closed_form(pieces):
     """From one restart to the next η falls from its largest value to nearly zero."""
     scale = pieces.Cosine(scale=0.1, period=8)
-    state = sanc.extend.MinibatchState(0, parameter_unit=2.0, eta_reduction=0.5)
+    state = sanc.extend.MinibatchState(0, parameter_unit=1.0)
     found = [scale.size(replace(state, steps=k)) for k in range(17)]
     assert found == pytest.approx([0.1 * math.cos(math.pi * (k % 8) / 16) ** 2 for k in range(17)], rel=1e-12)
     assert sanc.SANC([torch.nn.Parameter(torch.ones(2))], step_size=scale, period=4).param_groups
+
+
+@pytest.mark.parametrize("horizon", [0, 45])
+def test_an_average_of_the_page_has_its_weights(pieces, horizon):
+    """x ← x + c (z − x), where c falls as 1/k to 1/20, or to one over the remaining steps."""
+    weights, data = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)), torch.randn(40, 8, 4).double()
+    opt = sanc.SANC([weights], average=pieces.Window(window=20), curvature=False, seed=0, horizon=horizon)
+    for k, batch in enumerate(data):
+        before = weights.detach().clone()
+        opt.step(lambda batch=batch: (batch @ weights).square().mean())
+        z = weights.detach() + opt._iteration.state.offset.view(4, 3)
+        c = max(1 / (k + 1), 1 / 20, 1 / (horizon - k) if horizon else 0.0)
+        torch.testing.assert_close(weights.detach(), before + c * (z - before), rtol=1e-9, atol=1e-12)
+
+
+def test_an_average_of_the_caller_has_its_weights_for_late_entries(pieces):
+    joined_at = torch.tensor([0.0, 95.0, 40.0])
+    state = sanc.extend.MinibatchState(0, steps=100, weight_sum=100.0, joined_at=joined_at)
+    settings = sanc.Minibatch(average=pieces.Window(window=20))
+    weights = step_numbers.average_weights(state, settings, 0.3, Space(3, torch.float32, joined_at.device))
+    assert weights.tolist() == pytest.approx([0.3, 1 / 6, 1 / 20])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadAverage(sanc.Average):
+    text: str = "nan"
+
+    def weight(self, k):
+        return 1.0 if k < 30 or self.text == "-1" else float(self.text)
+
+    def min_weight(self, remaining):
+        return float(self.text) if self.text == "-1" else 0.0
+
+
+def test_a_lower_bound_of_weights_that_is_no_weight_is_named():
+    weights = torch.nn.Parameter(torch.ones(3, 2))
+    opt = sanc.SANC([weights], curvature=False, seed=0, average=BadAverage(text="-1"))
+    with pytest.raises(sanc.ArgumentError, match=r"average = .* min_weight\(\) returned -1.0. Return a number in"):
+        opt.step(lambda: weights.square().sum())
+    assert torch.equal(weights, torch.ones(3, 2))
 
 
 class PlainMetric:
@@ -250,7 +316,8 @@ BadDirection.__module__ = "elsewhere"
 @pytest.mark.parametrize(
     ("options", "match"),
     [({"metric": BadDirection()}, "direction that is not finite"),
-     *(({"step_size": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1"))],
+     *(({"step_size": BadSize(text=text)}, r"size\(\) returned") for text in ("nan", "inf", "-1")),
+     ({"average": BadAverage()}, r"average = .* weight\(\) returned nan. Return a positive finite number")],
 )  # fmt: skip
 def test_pieces_of_averaged_steps_that_return_no_usable_number_leave_the_parameters(options, match, style):
     weights = torch.nn.Parameter(torch.ones(3, 2))

@@ -201,9 +201,6 @@ class SecantModel:
     def propose(self, here, subspace, sigma):
         return solve_cubic(subspace.spectrum, subspace.gradient, sigma)
 
-    def paper_products(self, here, products):
-        return 0
-
 
 def test_a_model_may_propose_steps_without_hessian_products(pieces):
     A = np.diag([1.0, 3.0, 8.0])
@@ -301,3 +298,25 @@ def test_what_a_subspace_lacks_is_named(pieces):
 
     with pytest.raises(sanc.ArgumentTypeError, match=r"which has no allows_longer_steps, units, .*: return an object"):
         sanc.minimize(rosen, [-1.2, 1.0], jac=rosen_der, hessp=rosen_hess_prod, model=Model())
+
+
+@pytest.mark.parametrize("bounds", [None, [(-2.0, 2.0)] * 2])
+def test_a_model_may_count_its_products_as_the_paper_does(pieces, bounds):
+    """By default all count: per step one gradient and n products. The method of the page's model is optional."""
+
+    class Counted(pieces.FullHessianModel):
+        def paper_products(self, here, products):
+            return 10 * products
+
+    records = []
+    for model in (pieces.FullHessianModel(), Counted()):
+        sanc.minimize(
+            lambda x: 0.25 * (x @ x) ** 2 - 0.5 * x[0] ** 2,
+            np.array([0.3, 0.4]),
+            jac=lambda x: (x @ x) * x - np.array([x[0], 0.0]),
+            model=model,
+            bounds=bounds,
+            max_iter=1,
+            callback=lambda intermediate_result: records.append(intermediate_result.record),
+        )
+    assert [record.calls.paper_calls for record in records] == [1 + 2, 1 + 10 * 2]

@@ -459,7 +459,7 @@ def test_an_exception_in_a_recorded_step_leaves_model_and_state_unchanged(where,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(type(oracle), {"value": "evaluate"}.get(where, where), fail)
-    batch = sanc.Batch(oracle._inputs.samples[0].parts[0][1].loss, *batches(1)[0])
+    batch = sanc.Batch(oracle._inputs.samples[0].microbatches[0][1].loss, *batches(1)[0])
     with pytest.raises(KeyboardInterrupt):
         opt.step(batch)
     assert not opt.capture_reason

@@ -52,6 +52,10 @@ def test_derivatives_are_those_of_scipy_fits_to_changed_data(loss):
     assert isinstance(solution.result, sanc.LeastSquaresResult) and solution.error < 1e-6
 
 
+def test_every_loss_of_fits_can_be_differentiated_by_torch():
+    assert LOSSES.keys() == TORCH_LOSSES.keys()
+
+
 @pytest.mark.parametrize("loss", TORCH_LOSSES)
 def test_losses_of_tensors_are_those_of_arrays(loss):
     z = torch.tensor([0.0, 1e-9, 0.3, 0.999, 1.001, 7.0, 1e6], dtype=D)

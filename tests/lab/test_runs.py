@@ -148,8 +148,9 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_an_error(tm
 
 def test_two_processes_never_share_a_run(tmp_path):
     spec = RunSpec(LOGISTIC, "sanc", 0)
-    with reserved(tmp_path / "runs" / spec.path), pytest.raises(BusyError):
+    with reserved(tmp_path / "runs" / spec.path), pytest.raises(BusyError, match="wait until it ends") as error:
         runs.execute(spec, tmp_path)
+    assert isinstance(error.value, sanc.SancError)
     runs.execute(spec, tmp_path)
 
 

@@ -22,6 +22,7 @@ from sanc.core.spectrum.krylov import Krylov
 from sanc.minibatch import batch_losses
 from sanc.minibatch.averaging import AveragedStep
 from sanc.minibatch.iteration import MinibatchIteration
+from sanc.minibatch.outcome import IterationOutcome
 from sanc.minibatch.state import BatchComparison
 from sanc.sums.oracle import SumOracle
 
@@ -486,3 +487,16 @@ def test_the_loss_has_to_fall_by_half_of_its_size_whatever_its_sign(reference, h
     slower = reference - 0.4 * abs(reference)
     assert batch_losses.compare_batches(before, None, slower, 1.0, 1e-16)[1].steps_since_halving == 1
     assert batch_losses.compare_batches(before, None, halved, 1.0, 1e-16)[1].steps_since_halving == 0
+
+
+@pytest.mark.parametrize("curvature", [True, False])
+def test_a_step_of_a_phase_returns_the_next_state_and_assigns_none(problem, curvature):
+    iteration, oracle = iteration_on(problem, curvature=curvature)
+    x = np.ones(problem.dim)
+    for _ in range(8):
+        before, pending = iteration.state, iteration._pending
+        outcome = iteration._step_of_phase(before, x, oracle, ())
+        assert isinstance(outcome, IterationOutcome) and outcome.state is not before
+        assert iteration.state is before and iteration._pending is pending
+        iteration.state, x = replace(outcome.state, iteration=before.iteration + 1), outcome.point
+    assert iteration.state.averaged is not curvature

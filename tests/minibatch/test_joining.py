@@ -8,7 +8,7 @@ import torch
 
 import sanc
 from sanc.core.space import Space
-from sanc.minibatch import updates
+from sanc.minibatch import step_numbers
 from sanc.minibatch.settings import Minibatch, StepSize
 from sanc.minibatch.state import MinibatchState
 from training_styles import drive
@@ -208,7 +208,7 @@ def test_towards_a_known_end_all_entries_follow_the_last_iterates(horizon, remai
     settings = Minibatch(step_size=StepSize(horizon=horizon))
     usual = torch.tensor([61**3 / sum(k**3 for k in range(1, 62)), 4 / 44, 4 / 14], dtype=torch.float64)
     least = 0.0 if remaining is None else 4 / (remaining + 4)
-    scalars = updates.step_scalars(state, settings, 1.0)
+    scalars = step_numbers.step_scalars(state, settings, 1.0)
     space = Space(3, torch.float64, torch.device("cpu"))
-    weights = updates.average_weights(state, settings, scalars.average_weight, space)
+    weights = step_numbers.average_weights(state, settings, scalars.average_weight, space)
     torch.testing.assert_close(weights, usual.clamp(min=least))

@@ -14,7 +14,7 @@ from sanc.minibatch import joining, saved_states
 from sanc.minibatch.averaged_phase import after_move, with_total_checksum
 from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.state import PARTS, CallerChanges, MinibatchState
+from sanc.minibatch.state import STATE_GROUPS, CallerChanges, MinibatchState
 
 NUMBERS = {
     *("averaged", "below_bound", "caller_changed", "checksum", "disagreements", "distance_bound"),
@@ -43,7 +43,7 @@ def state_with_vectors():
     parts = {
         part: kind(**{item.name: torch.full((2,), float(k)) for k, item in enumerate(fields(kind))
                       if item.default is None})
-        for part, kind in PARTS.items()
+        for part, kind in STATE_GROUPS.items()
     }  # fmt: skip
     state = MinibatchState(3, steps=7, offset=torch.full((2,), 8.0), joined_at=torch.full((2,), 2.0), **parts)
     return replace(state, losses=replace(state.losses, loss_mean=0.5), norms=replace(state.norms, last_grad_norm=2.0))
@@ -73,7 +73,7 @@ def test_when_averaging_starts_again_the_losses_so_far_and_the_units_are_kept():
         None,
         None,
     )
-    assert after.norms == PARTS["norms"]() and after.distance == PARTS["distance"]()
+    assert after.norms == STATE_GROUPS["norms"]() and after.distance == STATE_GROUPS["distance"]()
     assert math.isnan(after.losses.loss_mean) and after.losses.safe_point is state.losses.safe_point
     assert (after.parameter_unit, after.eta_reduction, after.seed) == (0.1, 0.5, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 import sanc
-from sanc.minibatch.state import MinibatchState
-from sanc.minibatch.step_size import parameter_unit, typical_matrix
+from sanc.minibatch import step_numbers
+from sanc.minibatch.state import BatchComparison, MinibatchState
+from sanc.minibatch.step_size import first_reduction, parameter_unit, typical_matrix, typical_step_norm
 
 
 def first_step(closure, **options):
@@ -206,3 +208,96 @@ def test_a_reduced_step_size_grows_back_if_the_objective_changes(options, reduct
     """With the second settings y reaches a solution between x and z, and x has to follow."""
     losses, _ = nearly_consistent(600, shift=100, **options)
     assert losses[99] < 1e-10 < 1.0 < losses[101] and losses[-1] < reduction * losses[101]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(sanc.StepSize):
+    """Half of the step size of the library."""
+
+    def size(self, state):
+        return 0.5 * super().size(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(sanc.StepSize):
+    """A schedule with restarts, which does not depend on reductions."""
+
+    def size(self, state):
+        return 0.1 * (1.5 + math.cos(2.0 * math.pi * state.steps / 50))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(sanc.StepSize):
+    """Steps of one size, or of none."""
+
+    def size(self, state):
+        return self.scale if self.scale > 0.1 else 0.0
+
+
+JOINED_AT = 3000.0 - torch.tensor([3000.0] * 4 + [1500.5] * 3 + [0.0] * 2 + [10.0, 20.0, 50.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"horizon": 3200}, {"slow_down": 0}, {"warm_up": 0}], ids=repr)
+def test_entries_that_joined_late_have_the_step_size_of_their_age(options):
+    state = MinibatchState(0, steps=3000, parameter_unit=0.5, width=16.0)
+    ages = (3000.0 - JOINED_AT).tolist()
+    schedule, now = Cosine(**options), 1.5 + math.cos(2.0 * math.pi * 3000 / 50)
+    expected = [(1.5 + math.cos(2.0 * math.pi * int(age) / 50)) / now for age in ages]
+    assert schedule.age_factors(state, JOINED_AT).tolist() == pytest.approx(expected, rel=1e-12)
+    for scale in (0.2, 0.1):  # no steps have no other age
+        assert Constant(scale=scale, **options).age_factors(state, JOINED_AT).tolist() == [1.0] * len(ages)
+    # With the schedule of the library and ages in whole steps both forms agree.
+    joined_at = JOINED_AT.ceil()
+    ours, halved = (kind(**options).age_factors(state, joined_at) for kind in (sanc.StepSize, Halved))
+    torch.testing.assert_close(ours, halved, rtol=1e-12, atol=0.0)
+
+
+def test_a_layer_that_joins_moves_by_a_schedule_of_the_caller():
+    """Both layers have the same gradients; the ratio of their steps is that of the sizes at their ages."""
+    early, late = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    late.requires_grad_(False)
+    options = {"curvature": False, "metric": "none", "averaging": 0.0, "lower_bound": -math.inf}
+    opt = sanc.SANC([early, late], seed=0, step_size=Cosine(distance=0.0), **options)
+    for _ in range(25):
+        opt.step(lambda: early.sum())
+    late.requires_grad_(True)
+    for k in range(3):
+        before = [p.detach().clone() for p in (early, late)]
+        opt.step(lambda: early.sum() + late.sum())
+        moves = [float((p.detach() - start)[0]) for p, start in zip((early, late), before, strict=True)]
+        # `early` counts as having joined after half of the 25 steps.
+        sizes = [1.5 + math.cos(2.0 * math.pi * int(age) / 50) for age in (12.5 + k, k)]
+        assert moves[1] / moves[0] == pytest.approx(sizes[1] / sizes[0], rel=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced(sanc.StepSize):
+    """A size with the reduction in it, as subclasses of earlier versions have."""
+
+    def size(self, state):
+        return 0.15 * state.eta_reduction
+
+
+@pytest.mark.parametrize(("settings", "size"), [(Cosine(), 0.25), (Reduced(), 0.15), (sanc.StepSize(), 0.015 / 20)])
+def test_eta_is_reduced_once_whatever_a_subclass_returns(settings, size):
+    state = MinibatchState(0, parameter_unit=0.1, eta_reduction=0.25)
+    scalars = step_numbers.step_scalars(state, sanc.Minibatch(step_size=settings), 0.5)
+    assert scalars.eta == pytest.approx(0.5 * 0.25 * size, rel=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Reduced):
+    """Steps that are not measured by `scale`."""
+
+    def typical_size(self, state):
+        return 1e-3
+
+
+def test_second_order_steps_are_measured_by_the_typical_size():
+    """Their norm is compared with η√n, after a phase that has converged also by its ratio."""
+    state = MinibatchState(0, parameter_unit=1 / 15, comparison=BatchComparison(first_loss=1.0))
+    for settings, typical in ((sanc.StepSize(), 0.02), (Declared(), 2e-3)):
+        assert typical_step_norm(state, settings, 4) == pytest.approx(typical, rel=1e-12)
+        for ratio, expected in ((1e-3, 1e-3), (0.1, 1.0)):
+            reduction = first_reduction(state, settings, 1e-3, ratio * typical, 4)
+            assert reduction == pytest.approx(expected, rel=1e-12)

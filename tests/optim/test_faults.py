@@ -33,7 +33,7 @@ def test_a_trial_that_is_not_finite_never_reaches_the_parameters(cls, preset):
     second_order = getattr(opt._iteration, "second_order", opt._iteration)
     sigma = 0.0  # the first step sets the first σ
     for k in range(3):
-        if opt._iteration.averages:  # forms ρ on the gradient sample
+        if opt._iteration.has_averaged_phase:  # forms ρ on the gradient sample
             opt.step(cliff, hessian=good)
         else:
             opt.step(good, objective=cliff)

@@ -11,6 +11,9 @@ from sanc.autograd.precision import callers_precision
 from sanc.core.interrupts import interruptible
 from sanc.errors import ArgumentError, ArgumentTypeError, first_line, shown
 
+LOSS_TOLERANCE = 1e-3
+"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
+
 
 def call_closure(closure: Callable[[], Any], name: str) -> Any:
     """Call a closure in the precision of its caller, and return what it returned."""

@@ -21,13 +21,13 @@ Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A loss on one sample, the weighted sum of its parts.
+    """A loss on one sample, the weighted sum of those of its micro-batches.
 
     Attributes
     ----------
     name : str
         The argument that it was passed as, for error messages.
-    parts : sequence of (float, callable)
+    microbatches : sequence of (float, callable)
         Weights and closures: one closure of weight 1, or one for each micro-batch.
     size : int
         Number of components.
@@ -38,7 +38,7 @@ class Sample:
     """
 
     name: str
-    parts: Sequence[tuple[float, Closure]]
+    microbatches: Sequence[tuple[float, Closure]]
     size: int
     seed: int | None
     terms: float | None = None
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class PartMoments:
-    """Loss and gradient of a sample, and how much the gradients g_i of its parts differ.
+    """Loss and gradient of a sample, and how much the gradients g_i of its micro-batches differ.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class PartMoments:
     mean_square : float
         Σ w_i ‖g_i‖².
     count : int
-        Number of parts on all ranks.
+        Number of micro-batches on all ranks.
     """
 
     value: float

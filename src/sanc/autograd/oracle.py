@@ -190,9 +190,9 @@ class AutogradOracle(ClosurePasses):
         with_graph = graph or self.loss_differentiates or self.style == "backward"
         with self.restored_buffers() as buffers, torch.set_grad_enabled(with_graph):
             self._seed(sample)
-            for weight, closure in sample.parts:
-                evaluate_part = partial(self._value_pass, closure, sample.name)
-                (loss,) = self._repeatable(evaluate_part, sample, f"value of {sample.name}")
+            for weight, closure in sample.microbatches:
+                evaluate_microbatch = partial(self._value_pass, closure, sample.name)
+                (loss,) = self._repeatable(evaluate_microbatch, sample, f"value of {sample.name}")
                 total = total + weight * loss.detach().double()
                 self._pop_grads()
         self._owners.update(buffers.owners)
@@ -222,7 +222,7 @@ class AutogradOracle(ClosurePasses):
         """
         sample, hessian, _ = self.samples
         double_backward = self.hvp in ("auto", "double-backward")
-        keep_graph = self._products and sample is hessian and double_backward and len(sample.parts) == 1
+        keep_graph = self._products and sample is hessian and double_backward and len(sample.microbatches) == 1
         self.load(x)
         buffers: Buffers = self.restored_buffers()
         if self.trained_buffers is None:
@@ -273,7 +273,7 @@ class AutogradOracle(ClosurePasses):
         return self.leaves.add_decay(g, x)
 
     def part_moments(self, x: Any, sample: Sample) -> PartMoments:
-        """Return loss and gradient of a sample, without decay, and how the gradients of its parts differ."""
+        """Return loss and gradient of a sample, without decay, and how the gradients of its micro-batches differ."""
         value, mean_square, total = 0.0, 0.0, torch.zeros_like(x)
         self.load(x)
         with self.restored_buffers(), torch.enable_grad():
@@ -284,7 +284,7 @@ class AutogradOracle(ClosurePasses):
                 total.add_(g, alpha=weight)
                 del g, grads, loss  # these variables would keep them during the next pass
         self.meter.count_gradient(sample.size)
-        return PartMoments(value, total, mean_square, len(sample.parts))
+        return PartMoments(value, total, mean_square, len(sample.microbatches))
 
     def undo_training(self) -> None:
         """Restore the buffers that the first gradient pass changed, because its step does not count as training."""
@@ -294,7 +294,7 @@ class AutogradOracle(ClosurePasses):
     def _loss_and_gradient(self, x: Tensor, sample: Sample, keep_graph: bool) -> tuple[Tensor, Tensor]:
         """Run the passes of a sample. Return its loss and gradient, without decay, and keep which leaves they reach.
 
-        `keep_graph`, which needs a sample of one part, keeps the graph of the gradient too.
+        `keep_graph`, which needs a sample of one micro-batch, keeps the graph of the gradient too.
         """
         total: Any = None
         g: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Passes through closures: losses, gradients and graphs of the parts of a sample.
+"""Passes through closures: losses, gradients and graphs of the micro-batches of a sample.
 
 A pass calls one closure, in the precision of its caller and with the random draws of its sample. It checks what the
 closure returned, and differentiates the loss by the leaves.
@@ -56,19 +56,19 @@ class ClosurePasses(Oracle):
     def passes(
         self, sample: Sample, *, create_graph: bool = False, once: bool = False
     ) -> Iterator[tuple[float, Tensor, Grads]]:
-        """Iterate over weight, loss and per-leaf gradients of each part of a sample, at the values of the leaves.
+        """Iterate over weight, loss and per-leaf gradients of each micro-batch of a sample, at the leaves.
 
         Each closure is called once if `once`; otherwise perhaps again, to find out whether it draws random numbers.
         """
         self._seed(sample)
-        for weight, closure in sample.parts:
-            evaluate_part = partial(self._pass, closure, sample.name, create_graph)
+        for weight, closure in sample.microbatches:
+            evaluate_microbatch = partial(self._pass, closure, sample.name, create_graph)
             if once:
-                loss, grads = evaluate_part()
+                loss, grads = evaluate_microbatch()
             else:
-                loss, grads = self._repeatable(evaluate_part, sample, f"gradient of {sample.name}")
+                loss, grads = self._repeatable(evaluate_microbatch, sample, f"gradient of {sample.name}")
             yield weight, loss, grads
-            del grads  # this variable would keep the graph of the last part alive
+            del grads  # this variable would keep the graph of the last micro-batch alive
 
     def _pass(self, closure: Closure, name: str, create_graph: bool) -> tuple[Tensor, Grads]:
         """Return the loss of a closure and its gradient with respect to each leaf."""
@@ -102,11 +102,11 @@ class ClosurePasses(Oracle):
             raise
 
     def output_graphs(self, sample: Sample) -> Iterator[tuple[float, OutputGraph]]:
-        """Iterate over weight and graphs of each part of a sample of batches with outputs."""
+        """Iterate over weight and graphs of each micro-batch of a sample of batches with outputs."""
         self._seed(sample)
-        for weight, closure in sample.parts:
-            evaluate_part = partial(self._output_graph, closure, sample.name)
-            (graph,) = self._repeatable(evaluate_part, sample, f"outputs of {sample.name}")
+        for weight, closure in sample.microbatches:
+            evaluate_microbatch = partial(self._output_graph, closure, sample.name)
+            (graph,) = self._repeatable(evaluate_microbatch, sample, f"outputs of {sample.name}")
             yield weight, graph
 
     def _output_graph(self, closure: Closure, name: str) -> tuple[OutputGraph]:
@@ -191,21 +191,21 @@ class ClosurePasses(Oracle):
         else:
             step.seed(sample.seed)
 
-    def _repeatable(self, evaluate_part: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
-        """Evaluate one part of a sample with the random draws of the sample's seed.
+    def _repeatable(self, evaluate_microbatch: Callable[[], _Result], sample: Sample, kind: str) -> _Result:
+        """Evaluate one micro-batch of a sample with the random draws of the sample's seed.
 
         `kind` names the evaluation: whether it draws random numbers is tested once for each kind.
         """
         step = current_step()
         if step is None or step.seeds_all or sample.seed is None:
-            return evaluate_part()
+            return evaluate_microbatch()
         with RepeatableBuffers(self._owners) as buffers:
 
             def undo() -> None:
                 buffers.restore()
                 self._pop_grads()
 
-            return step.call(evaluate_part, undo, sample.seed, kind)
+            return step.call(evaluate_microbatch, undo, sample.seed, kind)
 
     def _pop_grads(self) -> Grads:
         """Return the gradients that a closure's ``backward()`` computed, and remove them from the leaves."""

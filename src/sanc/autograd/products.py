@@ -128,7 +128,7 @@ class DoubleBackward(Hessian):
     def product(self, v: Tensor) -> Tensor:
         oracle = self.oracle
         with oracle.restored_buffers():
-            if len(self.sample.parts) == 1:
+            if len(self.sample.microbatches) == 1:
                 if self._graph is None:
                     self._graph = oracle.pop_graph(self.x, self.sample)
                 if self._graph is None:
@@ -195,7 +195,7 @@ class GaussNewton(Hessian):
     def product(self, v: Tensor) -> Tensor:
         oracle = self.oracle
         with oracle.restored_buffers():
-            if len(self.sample.parts) == 1:
+            if len(self.sample.microbatches) == 1:
                 if self._graph is None:
                     ((_, self._graph),) = oracle.output_graphs(self.sample)
                 return self._multiply(self._graph, v)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.piece_checks import checked_subspace, completed_decision, description_of_x, is_like_x
-from sanc.core.pieces import Decision, Subspace
+from sanc.core.pieces import Decision, Subspace, paper_products
 from sanc.core.point import NonFiniteValueError, Point, State
 from sanc.core.record import Branch, Note, Record
 from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error
@@ -167,8 +167,8 @@ class Iteration:
         progress = self._make_steps(here)
         decision = progress.decision or Decision(progress.sigma)
         products = 0 if progress.subspace is None else progress.subspace.products
-        paper_products = method.model.paper_products(here, products) if needs_products else 0
-        oracle.count_paper_calls(1 + decision.extra_gradients, paper_products)
+        counted_products = paper_products(method.model, here, products) if needs_products else 0
+        oracle.count_paper_calls(1 + decision.extra_gradients, counted_products)
         seconds = state.seconds + time.perf_counter() - clock
         self.stopping_test_holds = self._stopping_test(progress, decision)
         self.state = State(

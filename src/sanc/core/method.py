@@ -10,7 +10,7 @@ from sanc.core.acceptance import RatioTest
 from sanc.core.escape import PaperEscape
 from sanc.core.model import CubicModel
 from sanc.core.pieces import Acceptance, Escape, Model, SampleSettings, SigmaSettings, required_members
-from sanc.core.settings import NOT_NEGATIVE, Piece, setting
+from sanc.core.settings import NOT_NEGATIVE, Piece, is_user_defined, setting
 from sanc.core.sigma import SigmaRule, SigmaUpdate
 from sanc.errors import ArgumentTypeError, call_mismatch, shown
 
@@ -19,7 +19,6 @@ _REQUIRED = {
     "acceptance": (required_members(Acceptance), "sanc.RatioTest()"),
     "escape": (required_members(Escape), "sanc.CheckedEscape() or sanc.PaperEscape()"),
     "sigma": (required_members(SigmaSettings), "sanc.SigmaUpdate(), or set the option sigma0"),
-    "minibatch": (required_members(SampleSettings), "sanc.Minibatch(), or None"),
 }
 """The members that each piece must have, and an example for the message."""
 _CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -45,7 +44,7 @@ class Method(Piece):
         Ends an iteration whose cubic steps were rejected.
     sigma : SigmaSettings
         The initial σ, and the rule by which it changes.
-    minibatch : SampleSettings or None
+    minibatch : Minibatch or None
         How steps on samples are made once batches disagree. None: every sample is treated as the objective, and every
         step builds a Krylov space, as in the paper.
     exact : bool
@@ -72,16 +71,16 @@ class Method(Piece):
         super().__post_init__()
         for name, (required, example) in _REQUIRED.items():
             piece = getattr(self, name)
-            if piece is None and name == "minibatch":
-                continue
             if isinstance(piece, type):
                 prefix = "sanc." if piece.__module__.startswith("sanc.") else ""
                 remedy = f"pass an object of it, such as {prefix}{piece.__name__}()"
                 raise ArgumentTypeError(f"{name} = {shown(piece)} cannot be used, since it is a class: {remedy}.")
             missing = [member for member in required if not hasattr(piece, member)]
             if missing:
+                is_of_caller = is_user_defined(piece) and type(piece).__module__ != "builtins"
+                remedy = f"add that to {type(piece).__name__}, or pass {example}" if is_of_caller else f"pass {example}"
                 raise ArgumentTypeError(
-                    f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: pass {example}."
+                    f"{name} = {shown(piece)} cannot be used, since it has no {missing[0]}: {remedy}."
                 )
             positional, keywords = _CALLS.get(name, ((), ()))
             if positional and (mismatch := call_mismatch(piece, len(positional), dict.fromkeys(keywords, True))):
@@ -89,6 +88,12 @@ class Method(Piece):
                 raise ArgumentTypeError(
                     f"{name} = {shown(piece)} cannot be called as {name}({call}) ({mismatch}): pass {example}."
                 )
+
+        if not (self.minibatch is None or isinstance(self.minibatch, SampleSettings)):
+            raise ArgumentTypeError(
+                f"minibatch = {shown(self.minibatch)} cannot be used: pass a sanc.Minibatch, whose metric, step size "
+                "and average may be objects of your own, or None."
+            )
 
     @property
     def needs_products(self) -> bool:

@@ -322,10 +322,6 @@ class NoModel(Piece):
     def propose(self, here: Point, subspace: None, sigma: float) -> None:
         """Propose no step."""
 
-    def paper_products(self, here: Point, products: int) -> int:
-        """Return 0: there are no products."""
-        return 0
-
 
 class _AccuracyTestSchedule(NamedTuple):
     """The dimensions at which the accuracy test is made: its eigenpairs cost O(j²), so a long basis is tested rarely.

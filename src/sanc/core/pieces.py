@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from sanc.core.point import Point
 from sanc.core.record import Branch
+from sanc.core.settings import Piece
 from sanc.core.sigma import SigmaRule
 from sanc.core.space import Vector
 from sanc.core.spectrum.cubic import CubicStep
@@ -170,6 +171,8 @@ class BaseSubspace:
 class Model(Protocol):
     """2.2 to 2.4: builds a subspace and proposes steps in it.
 
+    A model may also have the method of the function `paper_products`.
+
     Attributes
     ----------
     proposes : bool
@@ -197,8 +200,14 @@ class Model(Protocol):
         After a rejection `here.rejected` is the rejected step.
         """
 
-    def paper_products(self, here: Point, products: int) -> int:
-        """Return the products to count in `paper_calls` for a subspace that took so many (D4)."""
+
+def paper_products(model: Model, here: Point, products: int) -> int:
+    """Return the products to count in `paper_calls` (D4) for a subspace that took so many.
+
+    All count, unless the model has a method `paper_products`, which receives the same arguments and returns the count.
+    """
+    count = getattr(model, "paper_products", None)
+    return products if count is None else int(count(here, products))
 
 
 class Acceptance(Protocol):
@@ -229,33 +238,18 @@ class Escape(Protocol):
     def __call__(self, here: Point, subspace: Subspace | None, sigma: float, *, model_proposes: bool) -> Decision: ...
 
 
-class SampleSettings(Protocol):
-    """How steps on samples are made once batches disagree; `sanc.Minibatch` is one.
+class SampleSettings(Piece):
+    """The base class of `sanc.Minibatch`: how steps on samples are made once batches disagree.
 
-    The iteration on samples reads it; the iteration on one objective only asks whether there is one.
+    The core only asks whether a method has one; the iteration on samples reads it.
 
     Attributes
     ----------
-    metric : object
-        The metric of averaged steps.
-    step_size, average : object
-        Settings of their size, and of the average.
     curvature : bool
-        Whether second-order steps are made while batches agree.
-    noise : float
-        How far the losses of two batches may differ that agree, relative to the decrease of the last step.
+        Whether Hessian products are used.
     """
 
-    @property
-    def metric(self) -> Any: ...
-    @property
-    def step_size(self) -> Any: ...
-    @property
-    def average(self) -> Any: ...
-    @property
-    def curvature(self) -> bool: ...
-    @property
-    def noise(self) -> float: ...
+    curvature: bool
 
 
 class SigmaSettings(Protocol):

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from sanc.autograd.closures import LOSS_TOLERANCE
 from sanc.autograd.leaves import PartMoments, Sample
 from sanc.autograd.oracle import AutogradOracle
 from sanc.errors import ArgumentError, NonFiniteError
-from sanc.optim.first_step import LOSS_TOLERANCE
 
 
 @dataclass(frozen=True)

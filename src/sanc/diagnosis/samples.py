@@ -127,8 +127,10 @@ def _take(name: str, given: Iterable[Any], count: int | None) -> list[Any]:
 def _mean_loss(model: nn.Module, loss: Callable[..., Tensor], batches: Sequence[Any], seed: int) -> Sample:
     """Return the mean loss of batches, weighted by their rows."""
     rows = [_count_rows(batch) for batch in batches]
-    parts = [(count / sum(rows), _closure(model, loss, batch)) for count, batch in zip(rows, batches, strict=True)]
-    return Sample("loss", parts, sum(rows), seed, terms=float(sum(rows)))
+    microbatches = [
+        (count / sum(rows), _closure(model, loss, batch)) for count, batch in zip(rows, batches, strict=True)
+    ]
+    return Sample("loss", microbatches, sum(rows), seed, terms=float(sum(rows)))
 
 
 def _closure(model: nn.Module, loss: Callable[..., Tensor], batch: Any) -> Callable[[], Tensor]:

@@ -84,7 +84,7 @@ class CapturedOracle(AutogradOracle):
         self._point, self._lanczos_start = self.leaves.read(), self.leaves.read()
         self._layout = _memory_layout(leaves)
         self._value_recordings: dict[Any, Recording] = {}
-        self._work_recordings: dict[Any, tuple[Any, Buffers | None, Recording]] = {}  # see `advance`
+        self._work_recordings: dict[Any, tuple[Any, Buffers | None, Recording]] = {}  # see `work_at_gradient`
         for name, batch in zip(("closure", "hessian", "objective"), batches, strict=True):
             for tensor in () if batch is None else batch.tensors:
                 if tensor.device != leaves.device:

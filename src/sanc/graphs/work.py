@@ -54,7 +54,13 @@ class RecordedWork(VectorWork):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the recordings, which belong to this process and its device."""
-        nothing = {"_recorder": None, "_preconditioner": None, "_steps": {}, "_refreshes": {}, "_static": {}}
+        nothing: dict[str, Any] = {
+            "_recorder": None,
+            "_preconditioner": None,
+            "_steps": {},
+            "_refreshes": {},
+            "_static": {},
+        }
         return self.__dict__ | nothing
 
     def reset(self) -> None:

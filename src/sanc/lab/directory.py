@@ -28,7 +28,7 @@ import scipy
 import torch
 
 import sanc
-from sanc import ArgumentError
+from sanc import ArgumentError, SancError
 
 EVALUATIONS = 200
 """Number of evaluations of the loss on all rows per run: as many as the points of a mean curve (`sanc.lab.curves`)."""
@@ -43,7 +43,7 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 """Bytes of the digest at the beginning of a checkpoint."""
 
 
-class BusyError(Exception):
+class BusyError(SancError):
     """Another process makes this run, or downloads this file."""
 
 
@@ -56,7 +56,9 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BusyError(str(path)) from None
+            raise BusyError(
+                f"{path} is locked, because another process makes this run or downloads this file: wait until it ends."
+            ) from None
         yield
 
 

@@ -20,7 +20,7 @@ def covariances(problem: FitProblem, outputs: dict[str, Tensor], absolute_sigma:
     inverse, determined = _inverses(matrix)
     ill = torch.nonzero(~determined).reshape(-1)
     if len(ill):
-        (inverse[ill],) = problem.in_parts(
+        (inverse[ill],) = problem.in_chunks(
             lambda p, data: (_inverses_by_singular_values(problem.model.linearised(p, data).double()[:, :-1]),),
             p[ill],
             ill,

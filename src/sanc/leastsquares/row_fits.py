@@ -228,7 +228,7 @@ class _RowFits:
             size = torch.linalg.vector_norm(data.weighted(data.y), dim=1, keepdim=True)
             return (same_numbers(model.residuals(p, data), mapped.residuals(p, data), size).all(1),)
 
-        if not bool(self.problem.in_parts(agree, p, torch.arange(len(p), device=p.device))[0].all()):
+        if not bool(self.problem.in_chunks(agree, p, torch.arange(len(p), device=p.device))[0].all()):
             return False
         p, data = p[:_COMPARED_JACOBIANS], data.take(torch.arange(min(len(p), _COMPARED_JACOBIANS), device=p.device))
         return len(p) == 1 or is_pointwise(mapped.f, p, data, mapped.linearised(p, data))

@@ -103,26 +103,26 @@ class FitProblem(RowProblem):
 
     # Evaluations.
 
-    def in_parts(
+    def in_chunks(
         self, function: Callable[[Tensor, RowData], tuple[Tensor, ...]], x: Tensor, ids: Tensor
     ) -> list[Tensor]:
-        """Return the results of a function of parameters and data, which is called with a part of the rows at a time.
+        """Return the results of a function of parameters and data, which is called with a chunk of the rows at a time.
 
-        On a CPU the numbers of a part stay in its caches.
+        On a CPU the numbers of a chunk stay in its caches.
         """
         entries = _MAX_GPU_PART_ENTRIES if x.device.type == "cuda" else _MAX_PART_ENTRIES
         rows_at_a_time = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
         count = max(1, math.ceil(len(x) / rows_at_a_time))
-        parts = zip(torch.chunk(x, count), torch.chunk(self.data_rows[ids], count), strict=True)
-        results = [function(p, self.data.take(part)) for p, part in parts]
+        chunks = zip(torch.chunk(x, count), torch.chunk(self.data_rows[ids], count), strict=True)
+        results = [function(p, self.data.take(indices)) for p, indices in chunks]
         return [torch.cat(columns) if count > 1 else columns[0] for columns in zip(*results, strict=True)]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
-        (value,) = self.in_parts(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
+        (value,) = self.in_chunks(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
         return torch.where(_is_finite(x), value, torch.nan)
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
-        value, g, matrix = self.in_parts(self._evaluate_part, x, ids)
+        value, g, matrix = self.in_chunks(self._evaluate_part, x, ids)
         extras = FitExtras(
             column_norms=matrix.diagonal(dim1=1, dim2=2).sqrt(),
             residual_norm=(2.0 * value).sqrt(),
@@ -153,7 +153,7 @@ class FitProblem(RowProblem):
         return is_certifiable
 
     def prepare_certificate(self, point: RowPoints, ids: Tensor) -> RowPoints:
-        (matrix,) = self.in_parts(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
+        (matrix,) = self.in_chunks(lambda p, data: (self.model.hessians(p, data).double(),), point.x, ids)
         matrix = 0.5 * (matrix + matrix.mT)
         finite = matrix.isfinite().flatten(1).all(1)
         matrix = torch.where(finite[:, None, None], matrix, point.matrix)

@@ -5,7 +5,8 @@
 * The parameters hold a running average of the iterates (`sanc.minibatch.averaging`).
 * The run returns to an earlier point, with a smaller step size, if the loss has risen far (`sanc.minibatch.recovery`).
 
-The phase holds the metric and what the host has not read yet. It receives the state, and returns the next one.
+The phase receives the state, and returns the next one. It holds the metric alone, whose tensors a step changes in
+place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sanc.core.method import Method
 from sanc.core.oracle import Oracle
 from sanc.core.record import Branch, Record
 from sanc.core.space import Space, Vector
-from sanc.minibatch import batch_losses, joining, recovery, updates
+from sanc.minibatch import batch_losses, gradient_norms, joining, recovery, step_numbers
 from sanc.minibatch.averaging import (
     CHECKSUM_MODULUS,
     HostCopy,
@@ -34,35 +35,15 @@ from sanc.minibatch.averaging import (
     on_device,
     work_at_gradient,
 )
+from sanc.minibatch.distance import DistanceBound, is_due
 from sanc.minibatch.metrics.base import check_direction, refresh_parts, require_finite_direction
-from sanc.minibatch.recovery import IterationOutcome
+from sanc.minibatch.outcome import IterationOutcome, UnreadStep
 from sanc.minibatch.running_metric import CreatePreconditioner, RunningMetric
 from sanc.minibatch.settings import Minibatch
-from sanc.minibatch.state import DistanceBound, MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 _PROJECTION_STEPS = 20
 """Steps after a change of x by the caller in which it is assumed to project x after each step."""
-
-
-class _UnreadStep(NamedTuple):
-    """A step whose results the host reads at the beginning of the next one, so that it need not wait for the device.
-
-    Attributes
-    ----------
-    scalars : StepScalars
-        The numbers that the host has chosen before the step.
-    results : HostCopy
-        The results, on their way to the host.
-    record : Record
-        The record with the fields that do not depend on the results.
-    eps : float
-        Machine epsilon of the vectors.
-    """
-
-    scalars: StepScalars[float]
-    results: HostCopy
-    record: Record
-    eps: float
 
 
 class _ReadStep(NamedTuple):
@@ -156,9 +137,6 @@ class AveragedPhase:
     def __init__(self, method: Method, create_preconditioner: CreatePreconditioner) -> None:
         self._settings, self._sigma_settings = cast("Minibatch", method.minibatch), method.sigma
         self.metric = RunningMetric(self._settings.metric, create_preconditioner)
-        self._unread: _UnreadStep | None = None
-        # The last point and the y that the step has computed for it; see `pop_gradient_point`.
-        self._next_gradient_point: tuple[Vector, Vector] | None = None
 
     def iterate(
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float], second_order_sigma: float
@@ -180,7 +158,7 @@ class AveragedPhase:
         if outcome is None:
             outcome = self._step(state, x, oracle, rates, second_order_sigma)
         oracle.count_paper_calls(1, 0)
-        return outcome
+        return outcome if _points_differ(outcome.state) else outcome._replace(gradient_point=None)
 
     def _set_up_preconditioner(
         self, state: MinibatchState, x: Vector, oracle: Oracle
@@ -238,12 +216,10 @@ class AveragedPhase:
         # While the caller projects x, gradients are taken at x itself.
         work = self.metric.step(oracle, self._averaging(state), is_projected=state.caller.projection_countdown > 0)
         move = _Move.from_outputs(work_at_gradient(oracle, work, inputs), oracle.space)
-        if move.gradient_point is not None:
-            self._next_gradient_point = move.point, move.gradient_point
         if self._can_read_later(state, oracle):
             return self._postpone_results(state, move, scalars, oracle)
         step = _ReadStep(scalars, StepResults(*move.results.tolist()), oracle.space.eps)
-        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, loss_at_first_point)
+        state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, move, loss_at_first_point)
         return self._accepted_outcome(state, x, oracle, move, step, second_order_sigma) if outcome is None else outcome
 
     def _prepare(
@@ -251,10 +227,10 @@ class AveragedPhase:
     ) -> tuple[StepScalars[float], StepInputs]:
         """Return the numbers of the next step, and the tensors that it reads."""
         space, x_tensor = oracle.space, oracle.space.tensor(x)
-        rate, rate_factors = updates.step_size_factors(state, self._settings.step_size, rates, x_tensor, oracle)
-        scalars = updates.step_scalars(state, self._settings, rate, has_values=oracle.has_values)
-        offset, normals = updates.adapted_offset(state, x_tensor, space, oracle.shapes)
-        with_distance = updates.updates_distance(state)
+        rate, rate_factors = step_numbers.step_size_factors(state, self._settings.step_size, rates, x_tensor, oracle)
+        scalars = step_numbers.step_scalars(state, self._settings, rate, has_values=oracle.has_values)
+        offset, normals = step_numbers.adapted_offset(state, x_tensor, space, oracle.shapes)
+        with_distance = is_due(state.steps)
         averaging_start = state.distance.averaging_start if with_distance else None
         direction_sum = state.distance.direction_sum if with_distance else None
         inputs = StepInputs(
@@ -266,7 +242,7 @@ class AveragedPhase:
             direction_sum=None if direction_sum is None else space.tensor(direction_sum),
             entry_normals=None if normals is None else normals.entries,
             slice_normals=None if normals is None else normals.slices,
-            average_weights=updates.average_weights(state, self._settings, scalars.average_weight, space),
+            average_weights=step_numbers.average_weights(state, self._settings, scalars.average_weight, space),
             parameters=None if _are_at_average(state, oracle) else space.tensor(oracle.parameters),
         )
         return scalars, inputs
@@ -279,7 +255,7 @@ class AveragedPhase:
         """
         assert self.metric.preconditioner is not None
         is_projected = state.caller.projection_countdown > 0 or state.caller.last_written_x is not None
-        is_early = state.steps <= batch_losses.RELIABLE_MEAN_STEPS
+        is_early = state.steps <= gradient_norms.RELIABLE_MEAN_STEPS
         needs_results = oracle.has_values or is_early or is_projected
         return self.metric.preconditioner.always_finite and not needs_results
 
@@ -289,21 +265,28 @@ class AveragedPhase:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
         self.metric.refresh(state.steps + 1 - state.last_extension, oracle)
         record = Record(state.iteration, branch=Branch.AVERAGED)
-        self._unread = _UnreadStep(scalars, HostCopy(move.results), record, oracle.space.eps)
+        unread = UnreadStep(scalars, HostCopy(move.results), record, oracle.space.eps)
         state = replace(state, offset=move.offset, distance=move.with_direction_sum(state.distance))
-        return IterationOutcome(state, move.point, record)
+        return IterationOutcome(state, move.point, record, unread=unread, gradient_point=move.gradient_point)
 
     def _outcome_if_rejected(
-        self, state: MinibatchState, x: Vector, oracle: Oracle, results: StepResults, loss_at_first_point: float | None
+        self,
+        state: MinibatchState,
+        x: Vector,
+        oracle: Oracle,
+        results: StepResults,
+        move: _Move,
+        loss_at_first_point: float | None,
     ) -> tuple[MinibatchState, IterationOutcome | None]:
         """Reject the step if its gradient is not finite, or shows that the first ones were outliers.
 
         Return the next state, and the outcome of a rejected step; None: it is accepted.
         """
         if not math.isfinite(results.value + results.grad_norm):
-            if self._next_gradient_point is not None:
-                self._next_gradient_point = x, self._next_gradient_point[1]
-            return state, recovery.handle_nonfinite(state, x, oracle, results.value, results.grad_norm)
+            rejected = recovery.handle_nonfinite(state, x, oracle, results.value, results.grad_norm)
+            # Of a gradient that is not finite, the step returns the y at which it was taken.
+            gradient_point = move.gradient_point if rejected.point is x else None
+            return state, rejected._replace(gradient_point=gradient_point)
         require_finite_direction(self._settings.metric, results.dual_norm_square)
         state, outcome = recovery.correct_first_steps(state, x, oracle, results, loss_at_first_point)
         if outcome is not None:
@@ -321,7 +304,7 @@ class AveragedPhase:
         if oracle.has_values:
             losses = batch_losses.updated_losses(losses, x, value, self._settings.step_size.lower_bound)
         state = replace(state, offset=move.offset, losses=losses, distance=distance)
-        state = _expecting_projections(updates.after_results(state, self._settings, step.scalars, step.results))
+        state = _expecting_projections(step_numbers.after_results(state, self._settings, step.scalars, step.results))
         if _are_at_average(state, oracle) is not were_at_average:  # the checksum belongs to another point
             state = state.without_checksum()
         if state.caller.projection_countdown:
@@ -329,7 +312,7 @@ class AveragedPhase:
         elif state.caller.last_written_x is not None:
             state = replace(state, caller=replace(state.caller, last_x=None, last_written_x=None))
         record = self._completed(Record(state.iteration, value=value), state, step, second_order_sigma)
-        return IterationOutcome(state, move.point, record)
+        return IterationOutcome(state, move.point, record, gradient_point=move.gradient_point)
 
     def _completed(self, record: Record, state: MinibatchState, step: _ReadStep, second_order_sigma: float) -> Record:
         """Return the record with the results of a step, and with σ = 1/(η‖s‖_M), where ‖s‖_M = η√(gᵀM⁻¹g)."""
@@ -351,26 +334,20 @@ class AveragedPhase:
 
     # Results that are read later.
 
-    def complete_unread_record(self, record: Record) -> None:
-        """Set the record of a step whose results were not read, with the fields that the iteration adds."""
-        if self._unread is not None:
-            self._unread = self._unread._replace(record=record)
-
-    def finish_step(self, state: MinibatchState, second_order_sigma: float) -> FinishedStep | None:
-        """Read the results of the last step, if they were not read yet, and return the step; waits for the device.
+    def finish_step(self, state: MinibatchState, unread: UnreadStep, second_order_sigma: float) -> FinishedStep:
+        """Read the results of a step, and return it; waits for the device.
 
         If they are not finite, the step has changed nothing, and the parameters stay where gradients are taken.
         """
-        if self._unread is None:
-            return None
-        (scalars, copy, record, eps), self._unread = self._unread, None
+        scalars, copy, record, eps = unread
         results = StepResults(*copy.read())
         if math.isfinite(results.grad_norm):
             record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
-            state = updates.after_results(state, self._settings, scalars, results)
+            state = step_numbers.after_results(state, self._settings, scalars, results)
             return FinishedStep(state, record, is_finite=True)
         caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS, unsummed_checksum=0.0)
         state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, caller=caller)
+        state = recovery.with_reduced_eta(state) if state.nonfinite_batches > 1 else state
         note = "the gradient of the gradient sample is not finite"
         record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
         return FinishedStep(state, record, is_finite=False)
@@ -382,14 +359,7 @@ class AveragedPhase:
         difference = self._gradient_offset(state)
         return x if difference is None else x + difference
 
-    def pop_gradient_point(self, state: MinibatchState, x: Vector) -> Vector:
-        """Return y for the point x after an iteration, and delete the y that its step has computed, if it has."""
-        computed, self._next_gradient_point = self._next_gradient_point, None
-        if computed is None or computed[0] is not x or not _points_differ(state):
-            return self.gradient_point(state, x)
-        return computed[1]
-
-    def average(self, state: MinibatchState, y: Vector) -> Vector:
+    def average_for(self, state: MinibatchState, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
         difference = self._gradient_offset(state)
         return y if difference is None else y - difference
@@ -403,14 +373,6 @@ class AveragedPhase:
     def _averaging(self, state: MinibatchState) -> float:
         """Return β: 1 while the caller projects x, because other points than x may be infeasible."""
         return 1.0 if state.caller.projection_countdown else self._settings.average.averaging
-
-    def discard_unread(self) -> None:
-        """Discard the results of the last step, because another state is restored."""
-        self._unread = None
-
-    def discard_step(self) -> None:
-        """Delete what a step has left that raised an exception."""
-        self._unread = self._next_gradient_point = None
 
 
 def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:

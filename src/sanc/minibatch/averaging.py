@@ -26,9 +26,9 @@ from torch import Tensor
 
 from sanc.core.oracle import Oracle
 from sanc.core.space import NEAR_ZERO
+from sanc.minibatch.distance import DISTANCE_DECAY
 from sanc.minibatch.metrics.base import Preconditioner, Shapes
 from sanc.minibatch.projection import Normals, tangent_for
-from sanc.minibatch.step_size import DISTANCE_DECAY
 
 _WEIGHT_POWER = 4
 """Power of the ratio of gradient norms by which the weight of an iterate with a small gradient is reduced."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sanc.core.space import NEAR_INFINITY, Vector
 from sanc.errors import NonFiniteError, NonFiniteStartError, warn
+from sanc.minibatch import gradient_norms
 from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
 
 _REQUIRED_REDUCTION = 0.5
@@ -32,8 +33,6 @@ NONFINITE_WARNING, NONFINITE_LIMIT = 5, 100
 exceed what an occasional bad batch or a decreasing loss scale explains. After a hundred the run has diverged."""
 _LOSS_ROUNDING_ERRORS = 100.0
 """Rounding errors by which equal losses of two batches may differ: a sum over the rows in another order."""
-RELIABLE_MEAN_STEPS = 20
-"""Averaged steps after which running means are reliable."""
 
 
 def compare_batches(
@@ -96,7 +95,8 @@ def updated_losses(losses: MeanLoss, x: Vector, value: float, lower_bound: float
 def has_risen(losses: MeanLoss) -> bool:
     """Return whether the mean loss is far above its lowest value."""
     rise = losses.loss_mean - losses.lowest_loss_mean
-    return losses.loss_count > RELIABLE_MEAN_STEPS and rise > _RISE_DEVIATIONS * math.sqrt(losses.loss_variance)
+    is_reliable = losses.loss_count > gradient_norms.RELIABLE_MEAN_STEPS
+    return is_reliable and rise > _RISE_DEVIATIONS * math.sqrt(losses.loss_variance)
 
 
 def has_stagnated(losses: MeanLoss) -> bool:

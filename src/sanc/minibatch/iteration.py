@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ from sanc.errors import NonFiniteStartError
 from sanc.minibatch import batch_losses, joining, recovery, saved_states, step_size
 from sanc.minibatch.averaged_phase import AveragedPhase, after_move, with_total_checksum
 from sanc.minibatch.metrics.base import check_saved
-from sanc.minibatch.recovery import IterationOutcome
+from sanc.minibatch.outcome import IterationOutcome, UnreadStep
 from sanc.minibatch.running_metric import CreatePreconditioner, create_on_one_process
 from sanc.minibatch.settings import Minibatch
 from sanc.minibatch.state import MinibatchState
@@ -40,6 +40,30 @@ _FIRST_PROBE_STEP = 100
 …; a probe for negative curvature follows if the loss has stagnated."""
 _MIN_ESCAPE_FRACTION = 0.5
 """A step after stagnation is kept if more than this fraction of its predicted decrease is along negative curvature."""
+
+
+class _Pending(NamedTuple):
+    """What the last iteration has left to be read once.
+
+    Attributes
+    ----------
+    unread : UnreadStep or None
+        Its step, if the host has not read the results.
+    point : vector or None
+        Its point.
+    gradient_point : vector or None
+        y for that point, if the step has computed it.
+    """
+
+    unread: UnreadStep | None = None
+    point: Vector | None = None
+    gradient_point: Vector | None = None
+
+    @classmethod
+    def left_by(cls, outcome: IterationOutcome, record: Record) -> _Pending:
+        """Return what an iteration leaves, given its complete record."""
+        unread = None if outcome.unread is None else outcome.unread._replace(record=record)
+        return cls(unread, outcome.point, outcome.gradient_point)
 
 
 class MinibatchIteration:
@@ -70,7 +94,7 @@ class MinibatchIteration:
     """
 
     stopping_test_holds = False  # with samples only limits end a run
-    averages = True
+    has_averaged_phase = True
 
     def __init__(
         self, method: Method, seed: int, create_preconditioner: CreatePreconditioner = create_on_one_process
@@ -81,6 +105,7 @@ class MinibatchIteration:
         self.averaged_phase = AveragedPhase(method, create_preconditioner)
         self.state = MinibatchState(seed, averaged=not self.settings.curvature)
         self._late_record: Record | None = None  # see `read_record`
+        self._pending = _Pending()
         self.has_returned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,78 +132,71 @@ class MinibatchIteration:
         """
         clock = time.perf_counter()
         self.finish_step()
-        saved_state, saved_second_order = self.state, self.second_order.snapshot()
-        saved_metric = self.averaged_phase.metric.snapshot()
-        self.has_returned, self._late_record = False, None
+        saved_second_order, saved_metric = self.second_order.snapshot(), self.averaged_phase.metric.snapshot()
+        self.has_returned, self._late_record, self._pending = False, None, _Pending()
         try:
-            point, record = self._step_of_phase(x, oracle, rates)
+            outcome = self._step_of_phase(self.state, x, oracle, rates)
         except BaseException:
-            self.state = saved_state
             self.second_order.roll_back(saved_second_order)
-            self.averaged_phase.discard_step()
             self.averaged_phase.metric.roll_back(saved_metric)
             raise
-        seconds = saved_state.seconds + time.perf_counter() - clock
-        self.state = replace(self.state, iteration=saved_state.iteration + 1, seconds=seconds)
-        record = replace(record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
-        self.averaged_phase.complete_unread_record(record)
-        return point, record
+        seconds = self.state.seconds + time.perf_counter() - clock
+        record = replace(outcome.record, calls=oracle.meter.snapshot(), seconds=seconds, hvp=oracle.hvp)
+        self.state = replace(outcome.state, iteration=self.state.iteration + 1, seconds=seconds)
+        self.has_returned, self._pending = outcome.has_returned, _Pending.left_by(outcome, record)
+        return outcome.point, record
 
     def read_record(self) -> Record | None:
         """Return the record of the last iteration if it was not complete when the iteration returned; else None."""
         self.finish_step()
         return self._late_record
 
-    def _adopt(self, outcome: IterationOutcome) -> tuple[Vector, Record]:
-        """Set the state of an outcome; return its point and record."""
-        self.state, self.has_returned = outcome.state, outcome.has_returned
-        return outcome.point, outcome.record
-
-    def _step_of_phase(self, x: Vector, oracle: Oracle, rates: Sequence[float]) -> tuple[Vector, Record]:
-        """Choose the phase from the losses of batches, make one step of it, and return its point and record."""
-        state = self.state
+    def _step_of_phase(
+        self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
+    ) -> IterationOutcome:
+        """Choose the phase from the losses of batches, and make one step of it."""
         if not oracle.has_values and not state.averaged:
-            state = self.state = replace(state, averaged=True)
+            state = replace(state, averaged=True)
         oracle.begin(state.iteration, products=not state.averaged)
         if state.parameter_unit == 0.0:
             if oracle.has_values:
                 value, g = oracle.gradient(x)
                 if not math.isfinite(value + oracle.norm(g)):
-                    return self._adopt(recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g)))
-            state = self.state = replace(step_size.measure_parameter_unit(state, x, oracle), nonfinite_batches=0)
+                    return recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g))
+            state = replace(step_size.measure_parameter_unit(state, x, oracle), nonfinite_batches=0)
         if not state.averaged:
             value, _ = oracle.gradient(x)
             noise, eps = self.settings.noise, oracle.space.eps
             continues, comparison = batch_losses.compare_batches(state.comparison, x, value, noise, eps)
-            self.state = replace(state, comparison=comparison)
+            state = replace(state, comparison=comparison)
             if continues:
-                return self._second_order_step(x, oracle)
-            return self._first_averaged_step(x, value, oracle, rates)
-        after_stagnation = self._step_after_stagnation(x, oracle)
-        return self._averaged_iteration(x, oracle, rates) if after_stagnation is None else after_stagnation
+                return self._second_order_step(state, x, oracle)
+            return self._first_averaged_step(state, x, value, oracle, rates)
+        state, outcome = self._step_after_stagnation(state, x, oracle)
+        return self._averaged_iteration(state, x, oracle, rates) if outcome is None else outcome
 
-    def _averaged_iteration(self, x: Vector, oracle: Oracle, rates: Sequence[float]) -> tuple[Vector, Record]:
-        """Make an iteration of the averaged phase, and return its point and record."""
-        sigma = self.second_order.state.sigma
-        return self._adopt(self.averaged_phase.iterate(self.state, x, oracle, rates, sigma))
+    def _averaged_iteration(
+        self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
+    ) -> IterationOutcome:
+        """Make an iteration of the averaged phase."""
+        return self.averaged_phase.iterate(state, x, oracle, rates, self.second_order.state.sigma)
 
     # ------------------------------------------------------------------ the second-order phase
 
     def _second_order_step(
-        self, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None
-    ) -> tuple[Vector, Record]:
-        """Make an iteration of the core with the batch as the objective, and return its point and record.
+        self, state: MinibatchState, x: Vector, oracle: Oracle, lanczos_start: Vector | None = None
+    ) -> IterationOutcome:
+        """Make an iteration of the core with the batch as the objective.
 
         Its decrease is saved in the state, for the comparison with the next batch.
         """
-        state, second_order = self.state, self.second_order
-        second_order.replace_numbers(iteration=state.iteration)
+        self.second_order.replace_numbers(iteration=state.iteration)
         try:
-            point, record = second_order.iterate(x, oracle, lanczos_start)
+            point, record = self.second_order.iterate(x, oracle, lanczos_start)
         except NonFiniteStartError:  # in the first iteration; the gradient is finite
             value, g = oracle.gradient(x)
             quantity = "a Hessian product or a value"
-            return self._adopt(recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g), quantity))
+            return recovery.handle_nonfinite(state, x, oracle, value, oracle.norm(g), quantity)
         moved = point is not x
         long_step_norm = step_size.typical_step_norm(state, self.settings.step_size, oracle.space.dim)
         comparison = replace(
@@ -187,60 +205,63 @@ class MinibatchIteration:
             last_decrease=record.value - record.trial_value if moved else 0.0,
             last_step_was_long=record.step_norm > long_step_norm,
         )
-        self.state = replace(state, comparison=comparison)
-        return point, record
+        return IterationOutcome(replace(state, comparison=comparison), point, record)
 
     def _first_averaged_step(
-        self, x: Vector, value: float, oracle: Oracle, rates: Sequence[float]
-    ) -> tuple[Vector, Record]:
-        """End the second-order phase, make the first averaged iteration, and return its point and record.
+        self, state: MinibatchState, x: Vector, value: float, oracle: Oracle, rates: Sequence[float]
+    ) -> IterationOutcome:
+        """End the second-order phase, and make the first averaged iteration.
 
         It starts at x, or at the first point of the run if the second-order phase fitted other batches.
         """
         last_step_norm, dim = self.second_order.state.last_step_norm, oracle.space.dim
-        reduction = step_size.first_reduction(self.state, self.settings.step_size, value, last_step_norm, dim)
-        self.state = replace(self.state, averaged=True, eta_reduction=reduction)
-        first_averaged_point = recovery.first_averaged_point(self.state.comparison, x, value, oracle)
-        point, record = self._averaged_iteration(first_averaged_point, oracle, rates)
-        if first_averaged_point is not x:
-            note = "the second-order steps overfitted earlier batches: returned to the initial point"
-            record = replace(record, note=record.note or note)
-        return point, record
+        reduction = step_size.first_reduction(state, self.settings.step_size, value, last_step_norm, dim)
+        state = replace(state, averaged=True, eta_reduction=reduction)
+        first_averaged_point = recovery.first_averaged_point(state.comparison, x, value, oracle)
+        outcome = self._averaged_iteration(state, first_averaged_point, oracle, rates)
+        if first_averaged_point is x:
+            return outcome
+        note = outcome.record.note or "the second-order steps overfitted earlier batches: returned to the initial point"
+        return outcome._replace(record=replace(outcome.record, note=note))
 
-    def _step_after_stagnation(self, x: Vector, oracle: Oracle) -> tuple[Vector, Record] | None:
-        """Make a step along negative curvature if the loss stagnates, and return its point and record.
+    def _step_after_stagnation(
+        self, state: MinibatchState, x: Vector, oracle: Oracle
+    ) -> tuple[MinibatchState, IterationOutcome | None]:
+        """Make a step along negative curvature if the loss stagnates; return the next state, and its outcome.
 
-        Return None if no step was made. `_FIRST_PROBE_STEP` has the steps at which stagnation is tested. Lanczos starts
-        at a random vector. The step has to pass the ratio test, and more than `_MIN_ESCAPE_FRACTION` of its predicted
-        decrease has to be along negative curvature; otherwise the state before it is restored.
+        The outcome is None if no step was made. `_FIRST_PROBE_STEP` has the steps at which stagnation is tested.
+        Lanczos starts at a random vector. The step has to pass the ratio test, and more than `_MIN_ESCAPE_FRACTION` of
+        its predicted decrease has to be along negative curvature; otherwise the state of second-order steps before it
+        is restored.
         """
-        state, saved_second_order = self.state, self.second_order.snapshot()
         can_probe = oracle.has_values and self.settings.curvature and self.method.escape.needs_products
         if not can_probe or state.steps < _FIRST_PROBE_STEP << state.losses.stagnation_tests:
-            return None
-        self.state = replace(state, losses=batch_losses.after_stagnation_test(state.losses))
-        if not batch_losses.has_stagnated(state.losses):
-            return None
+            return state, None
+        losses, state = state.losses, replace(state, losses=batch_losses.after_stagnation_test(state.losses))
+        if not batch_losses.has_stagnated(losses):
+            return state, None
+        saved_second_order = self.second_order.snapshot()
         lanczos_start = oracle.space.normal(random_generator(state.seed, state.iteration, LANCZOS_START))
-        point, record = self._second_order_step(x, oracle, lanczos_start)
-        if point is not x and record.curvature_share > _MIN_ESCAPE_FRACTION:
-            self.state = replace(self.state.without_checksum(), offset=None)
-            return point, replace(record, note="the loss stagnated: a step along negative curvature")
+        outcome = self._second_order_step(state, x, oracle, lanczos_start)
+        if outcome.point is not x and outcome.record.curvature_share > _MIN_ESCAPE_FRACTION:
+            state = replace(outcome.state.without_checksum(), offset=None)
+            record = replace(outcome.record, note="the loss stagnated: a step along negative curvature")
+            return state, outcome._replace(state=state, record=record)
         self.second_order.roll_back(saved_second_order)
-        return None
+        return outcome.state, None
 
     # ------------------------------------------------------------------ between iterations
 
     def finish_step(self) -> None:
         """Update the state by the results of the last step, if they were not read yet; waits for the device."""
-        finished = self.averaged_phase.finish_step(self.state, self.second_order.state.sigma)
-        if finished is None:
+        unread = self._pending.unread
+        if unread is None:
             return
+        self._pending = self._pending._replace(unread=None)
+        finished = self.averaged_phase.finish_step(self.state, unread, self.second_order.state.sigma)
         self.state, self._late_record = finished.state, finished.record
         if not finished.is_finite:
-            batch_losses.report_nonfinite(self.state, finished.record.note, math.nan, finished.record.grad_norm)
-            if self.state.nonfinite_batches > 1:
-                self.state = recovery.with_reduced_eta(self.state)
+            batch_losses.report_nonfinite(finished.state, finished.record.note, math.nan, finished.record.grad_norm)
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return y, the point at which gradients are taken, for an average x."""
@@ -248,11 +269,14 @@ class MinibatchIteration:
 
     def pop_gradient_point(self, x: Vector) -> Vector:
         """Return `gradient_point(x)` for the point x of the last iteration, and delete the one that its step saved."""
-        return self.averaged_phase.pop_gradient_point(self.state, x)
+        pending, self._pending = self._pending, self._pending._replace(point=None, gradient_point=None)
+        if pending.gradient_point is None or pending.point is not x:
+            return self.gradient_point(x)
+        return pending.gradient_point
 
-    def average(self, y: Vector) -> Vector:
+    def average_for(self, y: Vector) -> Vector:
         """Return the average x for a point y at which gradients are taken."""
-        return self.averaged_phase.average(self.state, y)
+        return self.averaged_phase.average_for(self.state, y)
 
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Expect other values of the parameters than those of the last step from now on."""
@@ -304,8 +328,8 @@ class MinibatchIteration:
         """Continue from what `numbers`, `vectors` and `tensors` returned."""
         state_numbers = {name: number for name, number in numbers.items() if name != "second_order"}
         second_order, others = saved_states.split(vectors)
-        self.averaged_phase.discard_unread()
-        self.state, self._late_record = MinibatchState(**saved_states.fields_from(state_numbers | others)), None
+        self.state = MinibatchState(**saved_states.fields_from(state_numbers | others))
+        self._late_record, self._pending = None, _Pending()
         self.second_order.restore(numbers["second_order"], second_order)
         self.averaged_phase.metric.restore(tensors)
 
@@ -327,8 +351,7 @@ class MinibatchIteration:
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore a snapshot."""
-        self.averaged_phase.discard_unread()
-        self.state, second_order, metric = snapshot
+        (self.state, second_order, metric), self._pending = snapshot, _Pending()
         self.second_order.roll_back(second_order)
         self.averaged_phase.metric.roll_back(metric)
 

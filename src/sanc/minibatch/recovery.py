@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 from sanc.core.oracle import Oracle
 from sanc.core.record import Record
 from sanc.core.space import Vector
-from sanc.minibatch import batch_losses, updates
+from sanc.minibatch import batch_losses
 from sanc.minibatch.averaging import StepResults
+from sanc.minibatch.outcome import IterationOutcome
 from sanc.minibatch.state import BatchComparison, MeanLoss, MinibatchState
 
 _FIRST_LOSS_OUTLIER_FACTOR = 100.0
@@ -25,27 +25,6 @@ _CONFIRMED_RISE_FRACTION = 0.5
 """Steps caused a rise of the loss if one batch shows this fraction of it."""
 _ETA_REDUCTION_FACTOR = 0.5
 """Factor of η after a rise of the loss, or after batches that are not finite."""
-
-
-class IterationOutcome(NamedTuple):
-    """What an iteration decided.
-
-    Attributes
-    ----------
-    state : MinibatchState
-        The state after it.
-    point : vector
-        The next point; the object x itself if the iteration stayed.
-    record : Record
-        Its record.
-    has_returned : bool
-        Whether the next point is an earlier one.
-    """
-
-    state: MinibatchState
-    point: Vector
-    record: Record
-    has_returned: bool = False
 
 
 def handle_nonfinite(
@@ -135,10 +114,13 @@ def correct_first_steps(
 ) -> tuple[MinibatchState, IterationOutcome | None]:
     """Return the next state, and an outcome if the first batches or gradients were outliers; averaging then restarts.
 
-    The run returns to its first point if the loss there is far lower on this batch: the second-order phase fitted
-    outliers. The losses are compared where the one at the first point is due; `loss_at_first_point` is None elsewhere.
-    If the first loss was an outlier, they are compared once, at any step, and the loss at the first point need only be
-    lower.
+    The second-order phase has fitted outliers if this batch has a lower loss at the first point of the run, to which
+    the run then returns. There are two cases:
+
+    * The first loss was normal. The losses are compared in the steps in which `loss_at_first_point` is not None, and
+      the one at the first point has to be far lower.
+    * The first loss was an outlier. The losses are compared once, in this step, and the one at the first point has to
+      be lower. It is evaluated if it is None.
     """
     value, first_point = results.value if oracle.has_values else math.nan, state.comparison.first_point
     is_normal = state.comparison.first_loss < _FIRST_LOSS_OUTLIER_FACTOR * results.value
@@ -153,7 +135,7 @@ def correct_first_steps(
                             step_norm=oracle.space.norm(first_point - x))  # fmt: skip
             restarted = _without_first_point(state).restarted()
             return state, IterationOutcome(restarted, first_point, record, has_returned=True)
-    if updates.began_with_outliers(state, results.grad_norm):
+    if state.norms.began_with_outliers(state.steps, results.grad_norm / state.gradient_unit):
         note = "the first gradients were outliers: averaging starts again"
         record = Record(state.iteration, value=value, grad_norm=results.grad_norm, note=note)
         return state, IterationOutcome(state.restarted(), x, record)

@@ -1,6 +1,6 @@
 """The saved form of a state of the iteration on samples, and its checks.
 
-It has the fields of all parts of a state side by side, by their names.
+It has the fields of all groups of a state side by side, by their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from sanc.core.saved import numbers_of, require_fields, state_error, unknown_vector_error, vectors_of
 from sanc.errors import ArgumentError
-from sanc.minibatch.state import INITIAL_DISTANCE, PARTS, MinibatchState
+from sanc.minibatch.distance import INITIAL_DISTANCE
+from sanc.minibatch.state import STATE_GROUPS, MinibatchState
 
 _DISTANCE_VECTORS = ("averaging_start", "direction_sum")
 """Names of the vectors of the distance bound."""
@@ -33,40 +34,40 @@ def split(vectors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def saved_numbers(state: MinibatchState) -> dict[str, Any]:
-    """Return the numbers of a state and its parts, by name."""
+    """Return the numbers of a state and its groups, by name."""
     return _merged(numbers_of, state)
 
 
 def saved_vectors(state: MinibatchState) -> dict[str, Any]:
-    """Return the vectors of a state and its parts that are not None, by name."""
+    """Return the vectors of a state and its groups that are not None, by name."""
     return _merged(vectors_of, state)
 
 
 def _merged(entries_of: Callable[[Any], dict[str, Any]], state: MinibatchState) -> dict[str, Any]:
-    """Return the entries of a state and its parts."""
+    """Return the entries of a state and its groups."""
     entries = entries_of(state)
-    for part in PARTS:
-        entries |= entries_of(getattr(state, part))
+    for group in STATE_GROUPS:
+        entries |= entries_of(getattr(state, group))
     return entries
 
 
 def fields_from(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `MinibatchState` from saved numbers and vectors, by name."""
-    parts = {
-        part: kind(**{item.name: entries[item.name] for item in fields(kind) if item.name in entries})
-        for part, kind in PARTS.items()
+    groups = {
+        group: kind(**{item.name: entries[item.name] for item in fields(kind) if item.name in entries})
+        for group, kind in STATE_GROUPS.items()
     }
-    in_parts = {item.name for kind in PARTS.values() for item in fields(kind)}
-    return {name: entry for name, entry in entries.items() if name not in in_parts} | parts
+    in_groups = {item.name for kind in STATE_GROUPS.values() for item in fields(kind)}
+    return {name: entry for name, entry in entries.items() if name not in in_groups} | groups
 
 
 def check_state(where: str, numbers: Any, vectors: Collection[str], *, has_metric: bool) -> None:
     """Raise an error unless these are numbers and names of vectors of a saved state, which belong together."""
-    kinds = (MinibatchState, *PARTS.values())
+    kinds = (MinibatchState, *STATE_GROUPS.values())
     names = {item.name for kind in kinds for item in fields(kind)}
     vector_names = {item.name for kind in kinds for item in fields(kind) if item.default is None}
     for kind in kinds:
-        require_fields(where, numbers, kind, names - vector_names - PARTS.keys() | {"second_order"})
+        require_fields(where, numbers, kind, names - vector_names - STATE_GROUPS.keys() | {"second_order"})
     for name in vectors:
         if name not in vector_names:
             raise unknown_vector_error(where, name)

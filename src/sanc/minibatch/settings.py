@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Literal
 
-from sanc.core.pieces import required_members
+from torch import Tensor
+
+from sanc.core.pieces import SampleSettings, required_members
 from sanc.core.settings import BELOW_ONE, NOT_NEGATIVE, Piece, setting
 from sanc.errors import ArgumentTypeError, is_number, one_of, require, shown
 from sanc.minibatch.metrics.base import Metric
@@ -28,6 +30,9 @@ METRICS: Mapping[str, Callable[[], Metric]] = {"kronecker": Kronecker, "diagonal
 class Average(Piece):
     """The running average of the iterates (schedule-free learning, Defazio et al. 2024).
 
+    A step moves the average x by x ← x + c (z − x) with c = w_k/Σ_{i≤k} w_i, where w_k is the weight of the k-th
+    iterate z. A subclass may have other methods `weight`, `late_weights` and `min_weight`.
+
     Attributes
     ----------
     averaging : float
@@ -39,9 +44,32 @@ class Average(Piece):
     averaging: float = setting(0.85, BELOW_ONE)  # schedule-free learning has 0.9; row "no-averaging" has 0
     weighting: float = setting(3.0, NOT_NEGATIVE)  # chosen with `slow_down`; row "even-weights" of the ablation has 0
 
+    def weight(self, k: int) -> float:
+        """Return w_k, a positive number; k = 1, 2, ….
+
+        It may depend on k alone: the sum of the weights is kept, and not the weights.
+        """
+        weight: float = float(k) ** self.weighting
+        return weight
+
+    def late_weights(self, earlier: Tensor) -> Tensor:
+        """Return c of entries that joined late, given the numbers of iterates since they joined.
+
+        The weight of the k-th iterate of an entry is (p + 1)/(k + p): for large k the same as k^p/Σ_i i^p.
+        """
+        return (self.weighting + 1.0) / (earlier + (self.weighting + 1.0))
+
+    def min_weight(self, remaining: float) -> float:
+        """Return a lower bound of c, given the number of steps that remain until the horizon; ∞: it is not known.
+
+        The average covers as many iterates as steps remain. η falls to zero, so that the last iterates have the least
+        noise, and the average need not reach far back.
+        """
+        return (self.weighting + 1.0) / (remaining + self.weighting + 1.0)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Minibatch(Piece):
+class Minibatch(SampleSettings):
     """How steps on samples are made: a second-order phase while batches agree, then an averaged phase in a metric.
 
     Attributes

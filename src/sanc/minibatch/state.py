@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sanc.core.space import Vector
 from sanc.errors import missing_attribute
-
-INITIAL_DISTANCE = 1e-6
-"""The lower bound of the distance to a solution, in parameter units, before it is estimated (Prodigy's)."""
+from sanc.minibatch.distance import DistanceBound
+from sanc.minibatch.gradient_norms import GradientNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +48,6 @@ class BatchComparison:
     last_loss: float = math.nan
     last_step_was_long: bool = False
     first_point: Vector | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GradientNorms:
-    """Norms of the gradients of the averaged phase, in units of the norm of the first one.
-
-    Attributes
-    ----------
-    grad_norm_mean_square : float
-        Running mean of the squares, without outliers.
-    largest_grad_norm : float
-        The largest norm so far that two gradients in a row have reached, in the first steps.
-    last_grad_norm : float
-        The norm of the last gradient.
-    smallest_grad_norm : float
-        The smallest norm in the first steps, without those far smaller than all before.
-    far_smaller_gradients : int
-        Consecutive gradients far smaller than all before.
-    far_larger_gradients : int
-        Consecutive gradients far larger than the typical one.
-    """
-
-    grad_norm_mean_square: float = 1.0
-    largest_grad_norm: float = 1.0
-    last_grad_norm: float = 1.0
-    smallest_grad_norm: float = 1.0
-    far_smaller_gradients: int = 0
-    far_larger_gradients: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceBound:
-    """The lower bound of the distance to a solution, with the sums of which it is a quotient.
-
-    Attributes
-    ----------
-    distance_bound : float
-        d, in units of `parameter_unit`.
-    step_norm1_sum : float
-        Sum of ‖step‖_1, weighted as in z − x.
-    offset_norm1 : float
-        ‖z − x‖_1.
-    distance_numerator : float
-        Σ λ_i ⟨p_i, x_0 − z_i⟩.
-    averaging_start : vector or None
-        x_0, the point at which averaging began.
-    direction_sum : vector or None
-        Σ λ_i p_i; its 1-norm is the denominator.
-    """
-
-    distance_bound: float = field(default=INITIAL_DISTANCE, metadata={"positive": True})
-    step_norm1_sum: float = 0.0
-    offset_norm1: float = 0.0
-    distance_numerator: float = field(default=0.0, metadata={"signed": True})
-    averaging_start: Vector | None = None
-    direction_sum: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +191,8 @@ class MinibatchState:
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            parts = ((part, item.name) for part, kind in PARTS.items() for item in fields(kind))
-            raise missing_attribute(self, name, {item: f"use {part}.{item}" for part, item in parts})
+            grouped = ((group, item.name) for group, kind in STATE_GROUPS.items() for item in fields(kind))
+            raise missing_attribute(self, name, {item: f"use {group}.{item}" for group, item in grouped})
 
     def without_checksum(self) -> MinibatchState:
         """Return the state for parameters that the iteration has changed itself, which is no change by the caller."""
@@ -272,7 +215,7 @@ class MinibatchState:
         )
 
 
-PARTS: dict[str, Any] = {
+STATE_GROUPS: dict[str, Any] = {
     item.name: item.default_factory for item in fields(MinibatchState) if item.default_factory is not MISSING
 }
-"""The classes of the parts of the state."""
+"""The classes of the groups of fields of the state, by name."""

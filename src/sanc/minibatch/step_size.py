@@ -10,14 +10,9 @@ noise, and they have the spectral norm of random matrices. Therefore η grows at
 where n is a typical smaller side. For the same reason μP scales Adam's rate as 1/n (Yang et al. 2022). This is a
 heuristic; docs/results/networks.md compares ramps.
 
-A lower bound of the distance to a solution shows whether larger steps are needed (Mishchenko and Defazio 2023,
-Prodigy): for the directions p_i = M⁻¹g_i and any λ_i > 0,
-
-    d = Σ λ_i ⟨p_i, x_0 − z_i⟩ / ‖Σ λ_i p_i‖_1.
-
-With p in place of g this is an estimate, not a bound that is proved. So it may raise η by at most
-`_MAX_DISTANCE_FACTOR`, unless the last steps were aligned: if ‖z − x‖ is nearly the sum of the step norms, there is
-little noise. Without losses the limit holds always, because a rise of the loss would not be noticed.
+A lower bound of the distance to a solution (`sanc.minibatch.distance`) shows whether larger steps are needed. It is an
+estimate, so it may raise η by at most `_MAX_DISTANCE_FACTOR`, unless the last steps were aligned: then there is little
+noise. Without losses the limit holds always, because a rise of the loss would not be noticed.
 """
 
 from __future__ import annotations
@@ -34,8 +29,10 @@ from torch import Tensor
 from sanc.core.oracle import Oracle
 from sanc.core.settings import BELOW_INFINITY, COUNT, NOT_NEGATIVE, POSITIVE, Piece, setting
 from sanc.core.space import Vector
+from sanc.errors import ArgumentError, is_number, shown
+from sanc.minibatch.distance import DistanceBound
 from sanc.minibatch.metrics.base import matrix_sides
-from sanc.minibatch.state import DistanceBound, MinibatchState
+from sanc.minibatch.state import MinibatchState
 
 _FALLBACK_UNIT = 1.0 / 15.0
 """The parameter unit if all matrices are zero: 1/√(3·75), the deviation of a uniform initialisation with 75 inputs."""
@@ -45,8 +42,6 @@ _MAX_RMS_OVER_MEDIAN = 1.5
 """The largest typical root mean square of the entries of a matrix, in units of the median over matrices."""
 _MAX_DISTANCE_FACTOR = 2.0
 """The largest factor by which the distance bound raises η, unless the last steps are aligned."""
-_ALIGNED_FRACTION = 0.7
-"""The last steps are aligned if ‖z − x‖_1 exceeds this fraction of the sum of their 1-norms."""
 _WARM_UP_PERIODS = 2
 """Steps are tested for alignment after this many periods of `warm_up`. Before that, the sums contain the shorter steps
 of the warm-up."""
@@ -59,13 +54,13 @@ _DECAY_THRESHOLD = 0.003
 """A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that a decay
 only loses steps; docs/constants.md has larger thresholds. A cosine decay to zero reaches it in the last 4 % of a run.
 """
-DISTANCE_DECAY = 0.998
-"""Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize(Piece):
-    """The size η of an averaged step s = −η M⁻¹g. A subclass may have another method `size`.
+    """The size η of an averaged step s = −η M⁻¹g.
+
+    A subclass may have other methods `size`, `typical_size` and `age_factors`.
 
     Attributes
     ----------
@@ -99,18 +94,23 @@ class StepSize(Piece):
     def size(self, state: MinibatchState) -> float:
         """Return η of the next step: it grows over `warm_up` steps, then falls as 1/√(1 + steps/`slow_down`).
 
-        In wide networks it grows more slowly, as √(steps/width). For parameters that join later the iteration lets this
-        start again (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in
-        the last one and beyond.
+        In wide networks it grows more slowly, as √(steps/width). For parameters that join later it starts again
+        (`age_factors`). With a `horizon` η falls linearly over all steps, to 1/`horizon` of its value in the last one
+        and beyond. The iteration multiplies it by `state.eta_reduction` and by the factor of `lr`; here
+        `state.eta_reduction` is 1.
         """
         base, ramp, decay = self._base(state), self._ramp(state), self._decay(state)
-        return state.parameter_unit * base * ramp / decay * state.eta_reduction
+        return state.parameter_unit * base * ramp / decay
+
+    def typical_size(self, state: MinibatchState) -> float:
+        """Return a typical η before any step is made, by which steps of the second-order phase are measured."""
+        return state.parameter_unit * self.scale
 
     def _base(self, state: MinibatchState) -> float:
         """Return η in parameter units, after the warm-up and before the decay."""
         steps = state.steps - state.last_extension
         is_warm = steps > _WARM_UP_PERIODS * self.warm_up
-        aligned = is_warm and _is_aligned(state.distance)
+        aligned = is_warm and state.distance.is_aligned
         limit = math.inf if aligned and state.losses.loss_count else _MAX_DISTANCE_FACTOR * self.scale
         return min(max(self.scale, self.distance * state.distance.distance_bound), limit)
 
@@ -127,24 +127,62 @@ class StepSize(Piece):
             return self.horizon / max(self.horizon - state.steps, 1)
         return math.sqrt(1.0 + state.steps / self.slow_down) if self.slow_down else 1.0
 
+    def age_factors(self, state: MinibatchState, joined_at: Tensor) -> Tensor:
+        """Return factors of η with which entries that joined after the first step have the step size of their own age.
 
-def age_factors(settings: StepSize, state: MinibatchState, joined_at: Tensor) -> Tensor:
-    """Return factors of η with which entries that joined after the first step have the step size of their own age.
+        One gradient is a poor estimate of their second moments, so that their steps are small at first, as in a new
+        run. The factors are size(age)/size(steps), without the end of a run at `horizon`; 1 where η is zero. The method
+        is called once parameters have joined; with a `size` of a subclass it waits for the device.
+        """
+        ages = state.steps - joined_at
+        if type(self).size is StepSize.size:
+            return self._growth(state, ages) * self._later_decay(state, ages)
+        settings = replace(self, horizon=0, slow_down=0) if self.horizon else self
+        size = checked_size(settings, state)
+        # The entries of a parameter have one age.
+        distinct, indices = ages.unique_consecutive(return_inverse=True)  # type: ignore[no-untyped-call]
+        sizes = [checked_size(settings, _at_age(state, int(age))) for age in distinct.tolist()]
+        factors = [size_then / size if size else 1.0 for size_then in sizes]
+        return torch.tensor(factors, dtype=joined_at.dtype, device=joined_at.device)[indices]
 
-    One gradient is a poor estimate of their second moments, so that their steps are small at first, as in a new run.
-    """
-    ages, steps = state.steps - joined_at, torch.full_like(joined_at, state.steps)
-    factors = torch.ones_like(ages)
-    if settings.warm_up:
+    def _growth(self, state: MinibatchState, ages: Tensor) -> Tensor:
+        """Return the factors of η by which `warm_up` and the width limit entries of these ages."""
+        if not self.warm_up:
+            return torch.ones_like(ages)
         width = max(state.width, 1.0)
         new, old = (
-            torch.minimum((k + 1.0) / settings.warm_up, ((k + 1.0) / width).sqrt()).clamp(max=1.0)
-            for k in (ages, steps)
+            torch.minimum((k + 1.0) / self.warm_up, ((k + 1.0) / width).sqrt()).clamp(max=1.0)
+            for k in (ages, torch.full_like(ages, state.steps))
         )
-        factors = new / old
-    if settings.slow_down and not settings.horizon:
-        factors = factors * ((settings.slow_down + steps) / (settings.slow_down + ages)).sqrt()
-    return factors
+        return new / old
+
+    def _later_decay(self, state: MinibatchState, ages: Tensor) -> Tensor:
+        """Return the factors of η by which `slow_down` has reduced it before entries of these ages joined."""
+        if self.horizon or not self.slow_down:
+            return torch.ones_like(ages)
+        steps = torch.full_like(ages, state.steps)
+        return ((self.slow_down + steps) / (self.slow_down + ages)).sqrt()
+
+
+def checked_size(settings: StepSize, state: MinibatchState) -> float:
+    """Return η before its reductions; raise an error if a subclass of the caller returned no number ≥ 0."""
+    # A subclass that multiplies by `eta_reduction` itself, as up to version 0.2, has the same steps.
+    size = settings.size(replace(state, eta_reduction=1.0))
+    if not (is_number(size) and 0.0 <= size < math.inf):
+        raise unusable_piece("step_size", settings, "size", size, "a finite number ≥ 0")
+    return size
+
+
+def unusable_piece(name: str, piece: object, method: str, returned: object, required: str) -> ArgumentError:
+    """Return the error for what a method of a piece returned."""
+    return ArgumentError(
+        f"{name} = {shown(piece)} cannot be used: {method}() returned {shown(returned)}. Return {required}."
+    )
+
+
+def _at_age(state: MinibatchState, age: int) -> MinibatchState:
+    """Return the state after that many averaged steps, with as many of them since the last extension as now."""
+    return replace(state, steps=age, last_extension=age - state.steps + state.last_extension)
 
 
 def rate_factor(rate: float, peak: float) -> float:
@@ -157,7 +195,7 @@ def rate_factor(rate: float, peak: float) -> float:
 
 def typical_step_norm(state: MinibatchState, settings: StepSize, dim: int) -> float:
     """Return ‖s‖ of an averaged step, in which every coordinate changes by about η."""
-    return state.parameter_unit * settings.scale * math.sqrt(dim)
+    return settings.typical_size(state) * math.sqrt(dim)
 
 
 def first_reduction(state: MinibatchState, settings: StepSize, value: float, step_norm: float, dim: int) -> float:
@@ -171,44 +209,9 @@ def first_reduction(state: MinibatchState, settings: StepSize, value: float, ste
     return step_ratio if converged else state.eta_reduction
 
 
-def updated_distance_bound(
-    before: DistanceBound,
-    parameter_unit: float,
-    step_norm1_sum: float,
-    offset_norm1: float,
-    inner_product: float,
-    direction_sum_norm1: float,
-) -> DistanceBound:
-    """Return the bound after a step.
-
-    `inner_product` is ⟨p, x_0 − z⟩, and `direction_sum_norm1` is ‖Σ λ_i p_i‖_1.
-    """
-    numerator = DISTANCE_DECAY * before.distance_numerator + distance_weight(before) * inner_product
-    bound = before.distance_bound
-    if direction_sum_norm1 > 0.0 and math.isfinite(numerator / direction_sum_norm1):
-        bound = max(bound, numerator / direction_sum_norm1 / parameter_unit)
-    return replace(
-        before,
-        distance_bound=bound,
-        step_norm1_sum=step_norm1_sum,
-        offset_norm1=offset_norm1,
-        distance_numerator=numerator,
-    )
-
-
 def regrown_eta_reduction(eta_reduction: float, distance: DistanceBound) -> float:
     """Return the factor of η, increased up to 1 if the last steps are aligned."""
-    return min(1.0, _REGROWTH_FACTOR * eta_reduction) if _is_aligned(distance) else eta_reduction
-
-
-def _is_aligned(distance: DistanceBound) -> bool:
-    """Return whether the last steps are aligned."""
-    return distance.offset_norm1 > _ALIGNED_FRACTION * distance.step_norm1_sum
-
-
-def distance_weight(distance: DistanceBound) -> float:
-    """Return λ of the next direction."""
-    return (1.0 - DISTANCE_DECAY) * distance.distance_bound * distance.distance_bound
+    return min(1.0, _REGROWTH_FACTOR * eta_reduction) if distance.is_aligned else eta_reduction
 
 
 class TypicalMatrix(NamedTuple):

@@ -19,22 +19,22 @@ class TrainingIteration(IterationProtocol, Protocol):
     """The members of an iteration that optimisers use, beyond those that runs use.
 
     `MinibatchIteration` and `SecondOrderTraining` have them. `iterate` also receives the factors of the step size, one
-    for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined
-    or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
-    its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
-    phase, and `on_move` is called with the parameters before and after they are moved from one to the other, on one
-    rank alone or on all. All ranks that share the parameters call `before_saving` before `numbers` are saved.
+    for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined or left.
+    `read_record` returns the complete record of the last iteration if `iterate` returned before the results of its step
+    were known; otherwise None. `average_for` and `gradient_point` convert between the two points of the averaged phase,
+    and `on_move` is called with the parameters before and after they are moved from one to the other, on one rank alone
+    or on all. All ranks that share the parameters call `before_saving` before `numbers` are saved.
     `pop_gradient_point` is called once, after an iteration without a closure, with the point that it returned.
 
     Attributes
     ----------
-    averages : bool
+    has_averaged_phase : bool
         Whether it has an averaged phase, which needs gradients only.
     has_returned : bool
         Whether the last iteration returned to an earlier point.
     """
 
-    averages: bool
+    has_averaged_phase: bool
     has_returned: bool
 
     def iterate(
@@ -44,7 +44,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     def rearrange(
         self, earlier_indices: Sequence[int | None], vector_map: VectorMap, x: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> None: ...
-    def average(self, y: Vector) -> Vector: ...
+    def average_for(self, y: Vector) -> Vector: ...
     def gradient_point(self, x: Vector) -> Vector: ...
     def pop_gradient_point(self, x: Vector) -> Vector: ...
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None: ...
@@ -54,7 +54,7 @@ class TrainingIteration(IterationProtocol, Protocol):
 class SecondOrderTraining(Iteration):
     """The iteration of the core as an optimiser uses it: it has no averaged phase."""
 
-    averages = False
+    has_averaged_phase = False
     has_returned = False
 
     def iterate(
@@ -72,7 +72,7 @@ class SecondOrderTraining(Iteration):
         """Continue with other parameters, without the vectors of the acceptance rule."""
         self.reset()
 
-    def average(self, y: Vector) -> Vector:
+    def average_for(self, y: Vector) -> Vector:
         """Return y: this iteration averages nothing."""
         return y
 

@@ -320,7 +320,7 @@ class Driver:
         try:
             if self.check:
                 check_closure(oracle, x, first=first)
-            if first and self.iteration.averages and not self.iteration.state.averaged:
+            if first and self.iteration.has_averaged_phase and not self.iteration.state.averaged:
                 # An operator without a second derivative raises here, not halfway through a step.
                 operator = oracle.hessian(x)
                 operator(torch.ones_like(x))
@@ -385,7 +385,7 @@ class Driver:
 
     def _require_gradients(self, leaves: Leaves) -> None:
         """Raise an error unless a step without a closure is possible."""
-        if not self.iteration.averages:
+        if not self.iteration.has_averaged_phase:
             raise ArgumentError(
                 f"closure is missing: {self.method.name.upper()} with these settings needs values and Hessian "
                 'products. Pass a function that returns the loss, or use SANC or SCR with preset="robust", without '
@@ -408,7 +408,7 @@ class Driver:
         last = self.last_leaves
         if last is not None and last.matches(leaves):
             y = leaves.read()
-            return self.iteration.average(y), y
+            return self.iteration.average_for(y), y
         if last is not None and last.intact:
             self.move(at_average=True)  # parameters that are frozen from now on stay at the average
         x = leaves.read()
@@ -448,7 +448,7 @@ class Driver:
             return
         assert self.last_leaves is not None
         current = self.last_leaves.read()
-        target = cast(Tensor, iteration.average(current) if at_average else iteration.gradient_point(current))
+        target = cast(Tensor, iteration.average_for(current) if at_average else iteration.gradient_point(current))
         iteration.on_move(current, target, self.last_leaves.space())
         self.last_leaves.write(target)
         self.at_average = at_average

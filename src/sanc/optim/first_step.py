@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.buffers import EvaluationMode
+from sanc.autograd.closures import LOSS_TOLERANCE
 from sanc.autograd.generators import derive_seed
 from sanc.autograd.guards import uncompiled
 from sanc.autograd.internals import nodes
@@ -26,8 +27,6 @@ from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that need no argument."""
-LOSS_TOLERANCE = 1e-3
-"""Relative difference below which two losses count as the same: above the rounding of float32, below batch noise."""
 _ABSOLUTE_LOSS_TOLERANCE = 1e-6
 """The same as an absolute difference, for losses near zero: about ten times the precision of float32 at 1."""
 _LOW_PRECISION_TOLERANCE = 0.02
@@ -99,9 +98,11 @@ class _ReturnedLosses:
 
     def recorded(self, sample: Sample) -> Sample:
         """Return the sample with closures whose losses are kept; a `Batch` computes its loss in the call."""
-        if any(isinstance(closure, Batch) for _, closure in sample.parts):
+        if any(isinstance(closure, Batch) for _, closure in sample.microbatches):
             return sample
-        return replace(sample, parts=[(weight, self._recording(closure)) for weight, closure in sample.parts])
+        return replace(
+            sample, microbatches=[(weight, self._recording(closure)) for weight, closure in sample.microbatches]
+        )
 
     def _recording(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return the closure, which also stores its loss."""
@@ -150,7 +151,7 @@ def _check_parts(oracle: AutogradOracle, x: Tensor) -> None:
     modules train buffers on each batch, the modules are in evaluation mode during the check.
     """
     sample = oracle.samples[0]
-    parts = [part for _, part in sample.parts if isinstance(part, Batch)]
+    parts = [part for _, part in sample.microbatches if isinstance(part, Batch)]
     if len(parts) < 2:
         return
 
@@ -219,7 +220,7 @@ def _check_backward_value(oracle: AutogradOracle, x: Tensor) -> None:
     the norm of the gradient of the returned loss at any moment. If gradients overflow, the closure is called again, so
     that a GradScaler can lower its scale before the first step.
     """
-    part = replace(oracle.samples[0], parts=oracle.samples[0].parts[:1])
+    part = replace(oracle.samples[0], microbatches=oracle.samples[0].microbatches[:1])
     for _ in range(oracle.max_overflow_calls):
         oracle.load(x)
         with oracle.restored_buffers(), torch.enable_grad(), _BackwardCalls(oracle.leaves) as calls:

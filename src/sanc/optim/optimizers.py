@@ -160,7 +160,7 @@ class CubicOptimizer(Optimizer):
         driver_options["seed"] = mode.seed(None if seed is None else int(seed))
         mode.begin(self.param_groups, {"method": self.method, "settings": method} | driver_options)
         self._driver = Driver(method, leaves, mode=mode, **driver_options)  # type: ignore[arg-type]
-        self._lr_watch = LrWatch(ended=bool(lr_warning) or not self._driver.iteration.averages)
+        self._lr_watch = LrWatch(ended=bool(lr_warning) or not self._driver.iteration.has_averaged_phase)
 
     def _compose(self, preset: str | Method, options: Mapping[str, Any]) -> Method:
         """Return the method of a preset with these options; raise an error for options of `minimize`."""
@@ -283,7 +283,7 @@ class CubicOptimizer(Optimizer):
                 "ARC uses one exact objective, so hessian and objective cannot be given: pass the closure alone, or "
                 "use SCR."
             )
-        if objective is not None and self._iteration.averages:
+        if objective is not None and self._iteration.has_averaged_phase:
             raise ArgumentError(
                 "objective cannot be used: the ratio test is on the gradient sample. Leave it out, or construct the "
                 'optimiser with preset="paper".'

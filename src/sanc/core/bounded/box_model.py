@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from sanc.core.bounded.bounds import FaceOracle
-from sanc.core.pieces import Model, Subspace
+from sanc.core.pieces import Model, Subspace, paper_products
 from sanc.core.point import Point
 from sanc.core.space import Floats, Vector, host_array
 from sanc.core.spectrum.cubic import CubicStep, compute_spectrum
@@ -103,7 +103,7 @@ class BoundedModel:
 
     def paper_products(self, here: Point, products: int) -> int:
         """Return the products to count in `paper_calls`."""
-        return self.inner.paper_products(here, products)
+        return paper_products(self.inner, here, products)
 
 
 @dataclass(frozen=True)

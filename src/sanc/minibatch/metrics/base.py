@@ -78,9 +78,13 @@ class Preconditioner(ABC):
     def update(self, g: Tensor, weight: Tensor | float) -> Tensor:
         """Update M with a gradient, which has this weight in the running means, and return M⁻¹g."""
 
-    @abstractmethod
     def apply(self, g: Tensor) -> Tensor:
-        """Return M⁻¹g without an update of M."""
+        """Return M⁻¹g without an update of M.
+
+        No step calls it, so that a metric need not have it: our metrics use it in `update`, and tests compare it with
+        closed forms.
+        """
+        raise ArgumentTypeError(f"{type(self).__name__} has no apply(): return M⁻¹g without an update of M.")
 
     def refresh(self, part: int = 0) -> None:  # noqa: B027 - not every metric has something to refresh
         """Update quantities of one part that are too expensive for every step, such as eigenbases."""

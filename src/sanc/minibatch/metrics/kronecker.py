@@ -255,8 +255,8 @@ class _Stack:
         if rows.block_side != columns.block_side:
             return refreshed_basis(rows.factor, rows.basis), refreshed_basis(columns.factor, columns.basis)
         factors, bases = torch.cat([rows.factor, columns.factor]), torch.cat([rows.basis, columns.basis])
-        new_rows, new_columns = refreshed_basis(factors, bases).split([len(rows.factor), len(columns.factor)])
-        return new_rows, new_columns
+        new = refreshed_basis(factors, bases)
+        return new[: len(rows.factor)], new[len(rows.factor) :]
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that is changed in place."""
