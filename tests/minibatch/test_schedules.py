@@ -59,6 +59,22 @@ def test_a_peak_is_restored_with_the_state():
     assert other._iteration.state.peak_lr == 1.0
 
 
+def test_the_peak_is_that_of_second_order_steps_too():
+    """A decay from the first step on reduces no averaged step until it is near zero."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1).double()
+    x = torch.randn(64, 5, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(64, 1, dtype=torch.float64)
+    opt, branches = sanc.SANC(model.parameters(), seed=0), []
+    for k in range(60):
+        opt.param_groups[0]["lr"] = 1.0 - k / 60
+        rows = torch.randint(64, (16,), generator=torch.Generator().manual_seed(k))
+        opt.step(lambda rows=rows: (model(x[rows]) - y[rows]).square().mean())
+        branches.append(opt.record.branch)
+    assert branches[0] != sanc.Branch.AVERAGED and branches[-1] == sanc.Branch.AVERAGED
+    assert opt._iteration.state.peak_lr == 1.0
+
+
 def test_the_factor_of_a_rate_follows_a_warm_up_and_the_end_of_a_decay():
     assert rate_factor(0.2, 0.2) == 0.2  # the rate has not been larger so far
     assert rate_factor(0.5, 2.0) == 2.0

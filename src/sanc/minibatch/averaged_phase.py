@@ -209,9 +209,6 @@ class AveragedPhase:
         """Make the step; read its results now, or in the next iteration if the next point does not depend on them."""
         # An exception while this loss is evaluated leaves the metric as it is, which the gradient updates below.
         loss_at_first_point = recovery.due_loss_at_first_point(state, oracle)
-        largest_rate = float(max(rates, default=1.0))
-        if largest_rate > state.peak_lr:
-            state = replace(state, peak_lr=largest_rate)
         scalars, inputs = self._prepare(state, x, oracle, rates)
         # While the caller projects x, gradients are taken at x itself.
         work = self.metric.step(oracle, self._averaging(state), is_projected=state.caller.projection_countdown > 0)

@@ -155,6 +155,9 @@ class MinibatchIteration:
         self, state: MinibatchState, x: Vector, oracle: Oracle, rates: Sequence[float]
     ) -> IterationOutcome:
         """Choose the phase from the losses of batches, and make one step of it."""
+        largest_rate = float(max(rates, default=1.0))
+        if largest_rate > state.peak_lr:
+            state = replace(state, peak_lr=largest_rate)
         if not oracle.has_values and not state.averaged:
             state = replace(state, averaged=True)
         oracle.begin(state.iteration, products=not state.averaged)
