@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -195,14 +194,6 @@ def test_bad_settings_are_named(preset, options, words):
         compose("sanc", preset, options)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_settings_for_samples_of_another_class_are_an_error():
-    """The averaged phase reads settings of `Minibatch` and of its pieces that are no part of the protocol."""
-    names = {"metric": sanc.Diagonal(), "step_size": 0.1, "average": None, "curvature": False, "noise": 1.0}
-    method = sanc.Method(minibatch=SimpleNamespace(**names))
-    with pytest.raises(sanc.ArgumentTypeError, match=r"minibatch = .*pass a sanc\.Minibatch"):
-        compose("sanc", method, {})
 
 
 def test_settings_of_another_method_are_named():
