@@ -40,8 +40,8 @@ def test_schedulers_attach():
 
 @pytest.mark.parametrize("style", ["loss", "gradients"])
 @pytest.mark.parametrize("schedule", [
-    lambda opt: lr_scheduler.StepLR(opt, 5, 0.2), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 15),
-    lambda opt: SWALR(opt, swa_lr=0.02, anneal_epochs=8), lambda opt: lr_scheduler.ExponentialLR(opt, 0.8),
+    lambda opt: lr_scheduler.StepLR(opt, 5, 0.02), lambda opt: lr_scheduler.CosineAnnealingLR(opt, 15),
+    lambda opt: SWALR(opt, swa_lr=2e-4, anneal_epochs=8), lambda opt: lr_scheduler.ExponentialLR(opt, 0.5),
     lambda opt: lr_scheduler.OneCycleLR(opt, 1.0, total_steps=24, cycle_momentum=False),
 ], ids=["step", "cosine", "swa", "exponential", "one cycle"])  # fmt: skip
 def test_the_lr_of_schedulers_is_a_factor_on_the_step_size(schedule, style):
