@@ -14,6 +14,7 @@ import sanc
 from sanc.core.meter import Meter
 from sanc.core.record import Branch, Note, Record
 from sanc.core.runs.ripples import FALLING_ITERATIONS, LongDifferenceOracle, RippleMonitor, falls_ahead
+from sanc.core.runs.run import Run
 from sanc.functions.oracle import CallableOracle
 from sanc.minimisation.result import Result
 
@@ -22,7 +23,7 @@ TILT = np.array([1.0, -0.6])
 
 
 def tilted(x):
-    """A wide bowl with its smooth minimum at ±5e6, and ripples whose slope is half of the tilt at the start."""
+    """A wide bowl with its smooth minimum at ±5e6, and ripples whose derivative is half of the tilt at most."""
     value = 1e-7 * x @ x - TILT @ x + 0.5 * np.cos(TILT * x).sum()
     return value, 2e-7 * x - TILT - 0.5 * TILT * np.sin(TILT * x)
 
@@ -50,7 +51,7 @@ def test_a_long_way_over_ripples_needs_few_iterations():
     assert value == found.fun and np.abs(g).max() < 1e-8
     assert (2e-7 - 0.5 * TILT**2 * np.cos(TILT * x) > 0.0).all()  # a minimum
     smooth = -np.sum(TILT**2) / 4e-7  # the minimum without ripples
-    assert found.fun < 0.75 * smooth  # where the slope of the ripples begins to exceed that of the bowl
+    assert found.fun < 0.75 * smooth  # beyond it ripples may end every way
     values = [record.value for record in found.history]
     assert all(later < earlier for earlier, later in pairwise(values))
 
@@ -108,8 +109,8 @@ def after(records):
 
 def test_steps_along_which_f_falls_like_a_linear_function_are_detected():
     norms = [1.0, 3.0, 0.5, 2.0] * 5
-    slopes = [0.6, 0.9, 0.7, 1.4] * 5
-    monitor = after([record(norm, slope * norm) for norm, slope in zip(norms, slopes, strict=True)])
+    rates = [0.6, 0.9, 0.7, 1.4] * 5
+    monitor = after([record(norm, rate * norm) for norm, rate in zip(norms, rates, strict=True)])
     begun = monitor.with_differences()
     assert begun == RippleMonitor(length=sum(norms), min_length=sum(norms) / FALLING_ITERATIONS)
     assert not begun.is_complete
@@ -183,15 +184,15 @@ def fletcbv3(n, p=1e-8, kappa=1.0):
 @pytest.mark.parametrize(
     ("n", "best", "evaluations"),
     [
-        (30, -46.4, 600),
-        (100, -178_592.07, 1000),  # L-BFGS-B: -178592.06 after 591 iterations and 969 evaluations of f and ∇f
-        (300, -3.7341e8, 2500),
+        (30, -46.4, 500),
+        (100, -178_592.07, 700),  # L-BFGS-B: -178592.06 after 591 iterations and 969 evaluations of f and ∇f
+        (300, -3.7341e8, 1500),
     ],
 )
 def test_fletcbv3(n, best, evaluations):
     fun, hess, x0 = fletcbv3(n)
     found = sanc.minimize(fun, x0, jac=True, hessp=lambda x, v: hess(x) @ v, max_iter=300)
-    assert found.success and found.nfev + found.njev + found.nhev < evaluations
+    assert found.success and found.njev + found.nhev < evaluations
     assert np.linalg.norm(fun(found.x)[1]) < 1e-8 and np.linalg.eigvalsh(hess(found.x)).min() > 0.0
     assert found.fun < 0.985 * best
 
@@ -209,3 +210,47 @@ def test_genhumps():
 
     found = sanc.minimize(fun, np.append(-506.0, np.full(99, 506.2)), jac=True, max_iter=5000)
     assert found.success and found.fun < 1e-9 and np.linalg.norm(fun(found.x)[1]) < 1e-7
+
+
+def bowl(n, curvature):
+    """A bowl with ripples of several lengths, from a start at which it is far steeper than they are."""
+    draw = np.random.default_rng(n)
+    basis, _ = np.linalg.qr(draw.standard_normal((n, n)))
+    matrix = curvature * (basis * np.logspace(0, -2, n)) @ basis.T
+    rates = draw.uniform(0.5, 1.5, n)
+
+    def fun(x):
+        return 0.5 * x @ matrix @ x + np.cos(rates * x).sum(), matrix @ x - rates * np.sin(rates * x)
+
+    def hessp(x, v):
+        return matrix @ v - rates**2 * np.cos(rates * x) * v
+
+    return fun, hessp, 100.0 / curvature * draw.standard_normal(n)
+
+
+def kinked(n):
+    """Smoothed absolute values with short ripples: the derivatives of the ripples are at most 0.8 of those."""
+    scales = np.random.default_rng(n).uniform(0.5, 1.5, n)
+
+    def fun(x):
+        value = np.logaddexp(scales * x, -scales * x).sum() + 0.4 / 30 * np.sin(30 * x).sum()
+        return value, scales * np.tanh(scales * x) + 0.4 * np.cos(30 * x)
+
+    def hessp(x, v):
+        return (scales**2 * (1.0 - np.tanh(scales * x) ** 2) - 12.0 * np.sin(30 * x)) * v
+
+    return fun, hessp, np.full(n, 1e4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "problem",
+    [lambda n=n, c=c: bowl(n, c) for n in (2, 10, 50) for c in (1e-4, 1e-6)] + [lambda n=n: kinked(n) for n in (1, 2)],
+)
+def test_rippled_functions_need_a_fraction_of_the_iterations(problem, monkeypatch):
+    fun, hessp, x0 = problem()
+    found = sanc.minimize(fun, x0, jac=True, hessp=hessp, max_iter=500)
+    assert found.success and found.nit < 250 and np.abs(fun(found.x)[1]).max() < 1e-8
+    monkeypatch.setattr(Run, "can_use_long_differences", False)
+    other = sanc.minimize(fun, x0, jac=True, hessp=hessp, max_iter=500)
+    assert other.nit == 500 and not other.success and other.fun > found.fun

@@ -328,7 +328,12 @@ def hessian_diagonal(oracle: Oracle, x: Vector) -> list[float]:
 
 
 def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> Defect | None:
-    """Return the defect of a Hessian product of the caller that differences of the caller's gradient contradict.
+    """Return the defect of a Hessian product of the caller that differences of the caller's gradient contradict."""
+    return find_wrong_product_at(oracle, x, length_scale_at(first_length_scale, oracle.space.norm(x)))
+
+
+def find_wrong_product_at(oracle: Oracle, x: Vector, length: float) -> Defect | None:
+    """Return the defect of a Hessian product that differences over fractions of a length contradict.
 
     They contradict it along a random direction, and along the same one with the magnitudes of the variables: a step
     that suits the largest variables may leave the range in which the gradient is linear in a small one.
@@ -338,13 +343,13 @@ def find_wrong_product(oracle: Oracle, x: Vector, first_length_scale: float) -> 
     space = oracle.space
     d = space.normal(np.random.default_rng((0, _PRODUCT_SEED)))
     relative = space.vector(space.tensor(d) * space.tensor(x).abs())
-    defect = _contradiction_along(oracle, x, d, first_length_scale)
+    defect = _contradiction_along(oracle, x, d, length)
     if defect is None or not space.norm(relative) > 0.0:
         return defect
-    return defect if _contradiction_along(oracle, x, relative, first_length_scale) else None
+    return defect if _contradiction_along(oracle, x, relative, length) else None
 
 
-def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scale: float) -> Defect | None:
+def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, length: float) -> Defect | None:
     """Return the defect of the Hessian product along d if differences of the gradient contradict it.
 
     The differences have the steps of `differenced_derivative_ratio`. They contradict the product if none of them agrees
@@ -359,7 +364,7 @@ def _contradiction_along(oracle: Oracle, x: Vector, d: Vector, first_length_scal
     finally:
         operator.release()
     quotients = []
-    for step in (length_scale_at(first_length_scale, space.norm(x)) * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
+    for step in (length * fraction for fraction in _FIRST_DIFFERENCE_STEPS):
         ends = [x + d * step, x - d * step]
         if not all(map(oracle.is_inside, ends)):
             return None

@@ -18,9 +18,9 @@ from sanc.core.space import Vector
 
 FALLING_ITERATIONS = 20
 """Iterations over which f has to fall like a linear function, in steps that do not grow (docs/constants.md)."""
-_MIN_SLOPE_RATIO = 0.7
-"""Smallest ratio of the slopes, decrease over length, of the second half of these iterations and of the first. It is
-0.8 or more on functions with ripples, and below 0.42 in the zoo (docs/constants.md)."""
+_MIN_RATE_RATIO = 0.7
+"""Smallest ratio of the decreases per length of the second half of these iterations and of the first. It is 0.8 or more
+on functions with ripples, and below 0.42 in the zoo (docs/constants.md)."""
 _QUADRATIC_DECREASE = 0.5
 """Largest decrease of a convex quadratic by a step to its minimum along that step, over ‖g‖‖s‖."""
 _MAX_PATH_RATIO = 3.0
@@ -32,8 +32,8 @@ class RippleMonitor:
     """Detects that f falls like a linear function along steps that do not grow, and follows the steps afterwards.
 
     A step to the minimum of a convex quadratic along it decreases f by ½‖g‖‖s‖ at most. If steps decrease f by more,
-    and their slope remains, the minimum is further away, and the steps of a model that knew it would grow. Only second
-    derivatives that f does not have on that length keep them short.
+    and by as much per length as before, the minimum is further away, and the steps of a model of f on that length would
+    grow. Only second derivatives of ripples keep them short.
 
     Attributes
     ----------
@@ -74,8 +74,8 @@ class RippleMonitor:
         if monitor.count < FALLING_ITERATIONS:
             return monitor
         later_path, later_decrease = monitor.path - monitor.half_path, monitor.decrease - monitor.half_decrease
-        keeps_slope = later_decrease * monitor.half_path > _MIN_SLOPE_RATIO * monitor.half_decrease * later_path
-        return monitor if keeps_slope and later_path < _MAX_PATH_RATIO * monitor.half_path else _NONE
+        keeps_rate = later_decrease * monitor.half_path > _MIN_RATE_RATIO * monitor.half_decrease * later_path
+        return monitor if keeps_rate and later_path < _MAX_PATH_RATIO * monitor.half_path else _NONE
 
     @property
     def is_complete(self) -> bool:

@@ -12,6 +12,7 @@ from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Note, Record
+from sanc.core.runs.consistency import find_wrong_product_at
 from sanc.core.runs.limits import Limits
 from sanc.core.runs.ripples import LongDifferenceOracle, RippleMonitor, falls_ahead
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
@@ -214,7 +215,9 @@ class Run:
         monitor = self.ripple_monitor.after(step.record)
         if monitor.is_complete:
             has_ripples = falls_ahead(self.oracle, step.before, step.after, monitor.path)
-            monitor = monitor.with_differences() if has_ripples else RippleMonitor()
+            with self.oracle.uncounted():  # products that contradict the gradient shorten steps, too
+                defect = find_wrong_product_at(self.oracle, step.after, monitor.path / monitor.count)
+            monitor = monitor.with_differences() if has_ripples and defect is None else RippleMonitor()
         self._set_ripple_monitor(monitor)
 
     def leave_ripples(self) -> bool:
