@@ -433,7 +433,7 @@ def test_only_the_iterations_write_records_and_states():
     assert {SOURCE / path for path, owner in states if owner == "self"} == iterations
     assert state_writers(SOURCE / "minibatch" / "iteration.py") == {
         **dict.fromkeys(("__init__", "iterate", "finish_step", "on_move", "restore", "roll_back"), 1),
-        **dict.fromkeys(("rearrange", "reset"), 1),
+        **dict.fromkeys(("rearrange", "reset", "before_saving"), 1),
     }
     foreign = {path for path, owner in states if owner != "self"}
     assert foreign == {"sums/oracle.py"}  # that of a random generator
