@@ -147,7 +147,7 @@ class ManyIteration:
             rows_before = replace(moved)
         self._begin_iteration(moved, new_point)
         if all_moved:
-            rows.forget_trials()
+            rows.discard_trials()
         else:
             rows.set(indices, moved, rows_before)
         return rejected

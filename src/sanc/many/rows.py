@@ -354,7 +354,7 @@ class Rows(Group):
         for item in fields(self):
             setattr(self, item.name, getattr(changed, item.name))
 
-    def forget_trials(self) -> None:
+    def discard_trials(self) -> None:
         """Leave out the trial points of rows that begin an iteration, so that none are copied with the rows."""
         self.trial = RowTrials.pending(self.point.x)
         self.accepted = Accepted(self.trial, self.trial.sigma, self.trial.sigma, self.trial_count)
