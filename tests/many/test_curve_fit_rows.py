@@ -225,17 +225,32 @@ def test_many_matrices_are_decomposed_in_parts(monkeypatch):
     torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices)
 
 
-def test_matrices_of_two_variables_are_decomposed_by_a_rotation():
-    special = [[0, 0, 0], [1, 0, 1], [1, 1, 1], [2, 0, 1], [0, 1, 0], [1, 1e-200, 1], [1, 1e-9, 1e-16], [-3, 1e-3, 2]]
-    numbers = torch.cat([torch.tensor(special, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_small_matrices_are_decomposed_by_rotations(n, monkeypatch):
+    monkeypatch.setattr("sanc.many.algebra._MIN_JACOBI_ROWS", {n: 1})
+    monkeypatch.setattr("torch.linalg.eigh", None)
+    special = torch.zeros(9, n, n, dtype=torch.float64)
+    pairs = [[0, 0, 0], [1, 0, 1], [1, 1, 1], [2, 0, 1], [0, 1, 0], [1, 1e-200, 1], [1, 1e-9, 1e-16], [-3, 1e-3, 2]]
+    special[:8, :2, :2] = torch.tensor(pairs, dtype=torch.float64)[:, [0, 1, 1, 2]].reshape(8, 2, 2)
+    special[8] = 1.0
+    columns = torch.randn(50, n + 2, n, dtype=torch.float64) * 10.0 ** torch.randn(50, 1, n, dtype=torch.float64)
+    random = torch.randn(50, n, n, dtype=torch.float64)
+    numbers = torch.cat([special, random + random.mT, columns.mT @ columns])
+    size = numbers.abs().amax((1, 2), keepdim=True).clamp(min=1.0)
     for scale in (1.0, 1e-150, 1e150):
-        matrices = scale * numbers[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
-        values, vectors = eigenpairs(matrices)
-        limits = {"rtol": 1e-14, "atol": 1e-14 * scale}
-        torch.testing.assert_close(values, torch.linalg.eigvalsh(matrices), **limits)
-        torch.testing.assert_close((vectors * values[:, None, :]) @ vectors.mT, matrices, **limits)
-        torch.testing.assert_close(vectors.mT @ vectors, torch.eye(2, dtype=torch.float64).expand_as(matrices))
-    assert eigenpairs(matrices[:0])[1].shape == (0, 2, 2)
+        values, vectors = eigenpairs(scale * numbers)
+        product = (vectors * (values / scale)[:, None, :]) @ vectors.mT
+        torch.testing.assert_close(product / size, numbers / size, rtol=0.0, atol=1e-14)
+        torch.testing.assert_close(values[:, None] / scale / size, torch.linalg.eigvalsh(numbers)[:, None] / size,
+                                   rtol=0.0, atol=1e-14)  # fmt: skip
+        torch.testing.assert_close(vectors.mT @ vectors, torch.eye(n, dtype=torch.float64).expand_as(numbers))
+    others = eigenpairs(numbers)[0][1:]
+    numbers[0, 0, 0] = torch.nan
+    assert torch.equal(eigenpairs(numbers)[0][1:], others)
+
+
+def test_no_matrices_have_no_eigenpairs():
+    assert eigenpairs(torch.zeros(0, 2, 2, dtype=torch.float64))[1].shape == (0, 2, 2)
 
 
 def cumulated(x, a, b, c):

@@ -152,7 +152,7 @@ def test_cubic_steps(kind):
         np.testing.assert_allclose(steps.norm[k], one.norm, rtol=1e-9)
         np.testing.assert_allclose(steps.decrease[k], one.decrease, rtol=1e-9)
         np.testing.assert_allclose(steps.y[k].numpy(), one.u, rtol=1e-6, atol=1e-9 * one.norm)
-        assert bool(steps.hard_case[k]) == one.hard_case
+        assert (steps.hard_case is not None and bool(steps.hard_case[k])) == one.hard_case
         hard += one.hard_case
     assert kind != "hard" or hard > 100
 

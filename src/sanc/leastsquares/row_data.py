@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sanc.core.space import NEAR_ZERO
 from sanc.errors import ArgumentError, ArgumentTypeError, require, shown
 from sanc.many.entry import TOLERANCES
 
@@ -42,9 +44,9 @@ class RowData:
 
     def take(self, rows: Tensor) -> RowData:
         """Return the data of some rows."""
-        x = self.x if self.x_dim is None else self.x[rows]
-        weights = None if self.weights is None else self.weights[rows]
-        return RowData(x, self.y[rows], weights, self.x_dim, self.is_numpy)
+        x = self.x if self.x_dim is None else self.x.index_select(0, rows)
+        weights = None if self.weights is None else self.weights.index_select(0, rows)
+        return RowData(x, self.y.index_select(0, rows), weights, self.x_dim, self.is_numpy)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return values of all observations, or of their derivatives, times the weights."""
@@ -58,6 +60,16 @@ class RowData:
         if self.weights is None:
             return torch.full((len(self.y),), self.y.shape[1], device=self.y.device)
         return (self.weights > 0.0).sum(1)
+
+    @functools.cached_property
+    def variation(self) -> Tensor:
+        """The weighted sum of squared differences between observations and their mean, for each row."""
+        y = self.y.double()
+        if self.weights is None:
+            return y.shape[1] * y.var(1, correction=0)
+        weights = self.weights.double().square()
+        mean = (weights * y).sum(1) / weights.sum(1).clamp(min=NEAR_ZERO)
+        return (weights * (y - mean[:, None]).square()).sum(1)
 
 
 def holds_numbers(xdata: Any) -> bool:

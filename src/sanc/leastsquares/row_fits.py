@@ -206,14 +206,14 @@ class _RowFits:
             starts = self._best_parameters(indices, self.outputs["x"][others[drawn]])
             if not self._run_again(indices, starts, limit, later):
                 break
-        if restarts and not self._is_stopped():
+        if self._run.has_unfinished and not self._is_stopped():
             self._run.run(p[:0], self.lower, self.upper, resumed=self._chosen)
             self._collect()
 
     def _collect(self) -> None:
         """Set the outputs of the chosen fits, with the evaluations of all fits of a row."""
         everything = self._run.outputs
-        self.outputs = {name: numbers[self._chosen] for name, numbers in everything.items()}
+        self.outputs = {name: numbers.index_select(0, self._chosen) for name, numbers in everything.items()}
         for name in ("nfev", "njev", "nit"):
             total = torch.zeros_like(self.outputs[name])
             self.outputs[name] = total.index_add(0, self.problem.data_rows, everything[name])
@@ -312,16 +312,9 @@ def _largest_good_cost(outputs: dict[str, Tensor], data: RowData) -> Tensor:
     succeeded = is_success(outputs["status"])
     if not bool(succeeded.any()):
         return torch.full_like(outputs["value"], torch.inf)
-    y = data.y.double()
-    if data.weights is None:
-        variance = y.shape[1] * y.var(1, correction=0)
-    else:
-        weights = data.weights.double().square()
-        mean = (weights * y).sum(1) / weights.sum(1).clamp(min=NEAR_ZERO)
-        variance = (weights * (y - mean[:, None]).square()).sum(1)
     limits = [
         _POOR_FIT_FACTOR * (outputs["value"] / size)[succeeded].median() * size
-        for size in (data.observations, variance.clamp(min=NEAR_ZERO))
+        for size in (data.observations, data.variation.clamp(min=NEAR_ZERO))
     ]
     return torch.maximum(*limits)
 

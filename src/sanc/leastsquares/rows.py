@@ -45,20 +45,15 @@ class FitExtras(Group):
 
     Attributes
     ----------
-    column_norms : Tensor
-        Norms of the columns of the Jacobians.
-    residual_norm : Tensor
-        Norms of the residuals.
     exponents : Tensor
-        Binary exponents of the largest column norms so far, from which the scales of the variables follow.
+        Binary exponents of the column norms of the Jacobians; at current points, of the largest ones so far, from which
+        the scales of the variables follow.
     is_certifiable : Tensor
         Whether `matrix` is the whole Hessian.
     gauss_newton : Tensor
         The products JᵀJ.
     """
 
-    column_norms: Tensor
-    residual_norm: Tensor
     exponents: Tensor
     is_certifiable: Tensor
     gauss_newton: Tensor
@@ -113,20 +108,19 @@ class FitProblem(RowProblem):
         entries = _MAX_GPU_PART_ENTRIES if x.device.type == "cuda" else _MAX_PART_ENTRIES
         rows_at_a_time = max(_MIN_PART_ROWS, entries // (self.data.y.shape[1] * (x.shape[1] + 1)))
         count = max(1, math.ceil(len(x) / rows_at_a_time))
-        chunks = zip(torch.chunk(x, count), torch.chunk(self.data_rows[ids], count), strict=True)
+        data_rows = self.data_rows.index_select(0, ids)
+        chunks = zip(torch.chunk(x, count), torch.chunk(data_rows, count), strict=True)
         results = [function(p, self.data.take(indices)) for p, indices in chunks]
         return [torch.cat(columns) if count > 1 else columns[0] for columns in zip(*results, strict=True)]
 
     def values(self, x: Tensor, ids: Tensor) -> Tensor:
         (value,) = self.in_chunks(lambda p, data: (_value(self.model.residuals(p, data).double()),), x, ids)
-        return torch.where(_is_finite(x), value, torch.nan)
+        return _where_finite(x, value)
 
     def evaluate(self, x: Tensor, ids: Tensor) -> RowPoints:
         value, g, matrix = self.in_chunks(self._evaluate_part, x, ids)
         extras = FitExtras(
-            column_norms=matrix.diagonal(dim1=1, dim2=2).sqrt(),
-            residual_norm=(2.0 * value).sqrt(),
-            exponents=torch.full(x.shape, -torch.inf, dtype=torch.float64, device=x.device),
+            exponents=_column_norms(matrix).log2().round().nan_to_num(-torch.inf, -torch.inf, -torch.inf),
             is_certifiable=torch.zeros(len(x), dtype=torch.bool, device=x.device),
             gauss_newton=matrix,
         )
@@ -140,13 +134,13 @@ class FitProblem(RowProblem):
 
     def evaluate_trials(self, x: Tensor, ids: Tensor) -> tuple[Tensor, RowPoints]:
         point = self.evaluate(x, ids)
-        return torch.where(_is_finite(x), point.value, torch.nan), point
+        return _where_finite(x, point.value), point
 
     def gradients(self, x: Tensor, ids: Tensor) -> Tensor:
         return self.evaluate(x, ids).g
 
     def spectra(self, rows: Rows) -> Spectra:
-        return decompose(rows.point.matrix * rows.scale[:, :, None] * rows.scale[:, None, :], rows, self.eps)
+        return decompose(rows.point.matrix * rows.scale.unsqueeze(2) * rows.scale.unsqueeze(1), rows, self.eps)
 
     def can_certify(self, rows: Rows) -> Tensor:
         is_certifiable: Tensor = rows.point.extras.is_certifiable
@@ -164,30 +158,29 @@ class FitProblem(RowProblem):
     def scales(self, rows: Rows, before: RowPoints | None) -> RowScales:
         """Scale the variables by the largest column norms so far; at a stationary point, by the norms at the point."""
         x, extras = rows.point.x, rows.point.extras
-        norms, weighted = extras.column_norms, extras.residual_norm
-        now = torch.where(norms < torch.inf, norms.log2().round(), -torch.inf)
+        norms, weighted, now = _column_norms(extras.gauss_newton), (2.0 * rows.point.value).sqrt(), extras.exponents
         exponents = now if before is None else torch.maximum(before.extras.exponents, now)
         effects = norms * x.abs()
         size = torch.linalg.vector_norm(effects, dim=1)
         rounding = ROUNDING_ERRORS * self.eps * size
-        tol = self.tol * weighted + torch.where(rounding < torch.inf, rounding, 0.0)
+        tol = torch.add(rounding.nan_to_num(posinf=0.0), weighted, alpha=self.tol)
         scale = self._scale(exponents)
         stationary = self._projected_norm(rows, scale) <= tol
         if bool(stationary.any()):
             has_effect = effects >= (ROUNDING_ERRORS * self.eps * weighted)[:, None]
             exponents = torch.where((now > -torch.inf) & has_effect & stationary[:, None], now, exponents)
             scale = self._scale(exponents)
-        relative_curvature = torch.where(size > 0.0, (weighted / size).clamp(max=1.0), 1.0)
-        curvature_tol = (math.sqrt(self.tol) * relative_curvature).clamp(min=self.tol)
+        largest = math.sqrt(self.tol)
+        curvature_tol = (largest * (weighted / size)).nan_to_num(nan=largest).clamp(self.tol, largest)
         point = replace(rows.point, extras=replace(extras, exponents=exponents))
         growth = self._growth(rows, scale, before)
         return RowScales(self._with_second_order_term(rows, point, before), scale, tol, curvature_tol, *growth)
 
     def _with_second_order_term(self, rows: Rows, point: RowPoints, before: RowPoints | None) -> RowPoints:
         """Return points with the whole Hessian where the last step shows that the second-order term is large."""
-        late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
-        if before is None or not bool(late.any()):
+        if before is None or rows.nit.max().item() < _GAUSS_NEWTON_ITERATIONS:
             return point
+        late = rows.nit >= _GAUSS_NEWTON_ITERATIONS
         step = (point.x - before.x).double()
         model = (step * multiply(before.extras.gauss_newton, step)).sum(1)
         second = (step * (point.g - before.g)).sum(1) - model
@@ -205,13 +198,13 @@ class FitProblem(RowProblem):
 
     def _scale(self, exponents: Tensor) -> Tensor:
         """Return the units of variables whose columns have norms of about 2 to some powers."""
-        powers = torch.where(exponents > -torch.inf, -exponents, 0.0)
+        powers = (-exponents).nan_to_num(posinf=0.0)  # a column of zeros has no unit
         return torch.exp2(powers.clamp(-self._exponent_limit, self._exponent_limit))
 
     def _growth(self, rows: Rows, scale: Tensor, before: RowPoints | None) -> tuple[Tensor, Tensor] | tuple[()]:
         """Return the growth of step and gradient norms by new units; nothing if no unit changes after a step."""
         x, g, old = rows.point.x, rows.point.g, rows.scale
-        if before is None or not bool((old != scale).any()):
+        if before is None or torch.equal(old, scale):
             return ()
         step = x - before.x
         reference = torch.where((step != 0.0).any(1)[:, None], step, x)
@@ -239,9 +232,14 @@ def _value(r: Tensor) -> Tensor:
     return 0.5 * (r * r).sum(1)
 
 
-def _is_finite(x: Tensor) -> Tensor:
-    """Return which rows have finite numbers only."""
-    return x.abs().amax(1) < torch.inf  # false for NaN
+def _column_norms(gauss_newton: Tensor) -> Tensor:
+    """Return the norms of the columns of Jacobians, from the products JᵀJ."""
+    return gauss_newton.diagonal(dim1=1, dim2=2).sqrt()
+
+
+def _where_finite(x: Tensor, value: Tensor) -> Tensor:
+    """Return the values of points with finite numbers only, and NaN for the others."""
+    return value + (x - x).sum(1)  # ∞ − ∞ is NaN
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from sanc.core.spectrum.cubic import BOUND_NEWTON_STEPS, MAX_SECULAR_STEPS, QUAD
 
 _TINY = torch.finfo(torch.float64).tiny
 """Smallest divisor, so that 0/0 is 0. If the divisor is smaller, so is the dividend."""
+_EXPONENT_BITS = 0x7FF << 52
+"""The bits of a float64 that hold its exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +28,15 @@ class CubicSteps:
         The minimisers in the eigenbases.
     norm, multiplier, decrease : Tensor
         ‖y‖, μ = σ‖y‖, and the predicted decrease.
-    hard_case : Tensor
-        Whether a multiple of the first eigenvector, of either sign, is added.
+    hard_case : Tensor or None
+        Whether a multiple of the first eigenvector, of either sign, is added; None: in no row.
     """
 
     y: Tensor
     norm: Tensor
     multiplier: Tensor
     decrease: Tensor
-    hard_case: Tensor
+    hard_case: Tensor | None
 
 
 class CubicModels:
@@ -53,18 +55,20 @@ class CubicModels:
 
     def solve(self, sigma: Tensor) -> CubicSteps:
         """Minimise the models globally; in the hard case, the first component is positive."""
-        largest = torch.maximum(torch.maximum(-self.values[0], self.values[-1]), sigma.sqrt() * _norm(self.c).sqrt())
-        magnitude = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+        lowest = self.values[0]
+        largest = torch.maximum(torch.maximum(-lowest, self.values[-1]), sigma.sqrt() * _norm(self.c).sqrt())
+        magnitude = _power_of_two(largest)
         scale = magnitude / sigma
         c, values = self.c / magnitude / scale, self.values / magnitude
         mu_min = (-values[0]).clamp(min=0.0)
-        t, y = _solve_secular(c, (values + mu_min).clamp(min=_TINY), mu_min)
-        hard_case = (t == 0.0) & (mu_min > 0.0)
-        mu = mu_min + t
-        norm, multiplier = scale * mu, magnitude * mu
-        linear_term = (c * y).sum(0).abs()
-        decrease = (0.5 * magnitude * linear_term * scale + multiplier * norm * mu / 6.0) * scale
-        return CubicSteps((scale * y).T, norm, multiplier, decrease, hard_case)
+        gaps = (values + mu_min).clamp(min=_TINY)
+        t = _find_secular_root(c, gaps, mu_min)
+        y, mu, hard_case = -c / (gaps + t), mu_min + t, None
+        if lowest.min().item() < 0.0:
+            hard_case = (t == 0.0) & (mu_min > 0.0)
+            y[0] = _first_component(y, t, mu_min, mu)
+        decrease = torch.add(mu * mu * mu, (c * y).sum(0).abs(), alpha=3.0) / 6.0 * magnitude * scale * scale
+        return CubicSteps((scale * y).T, scale * mu, magnitude * mu, decrease, hard_case)
 
     def exceed(self, sigma: Tensor, max_norm: Tensor) -> Tensor:
         """Return where the norm of the minimiser exceeds `max_norm`, without solving.
@@ -91,22 +95,21 @@ class CubicModels:
         return mu / max_norm
 
 
-def _solve_secular(c: Tensor, gaps: Tensor, mu_min: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve ‖y(t)‖ = mu_min + t for t ≥ 0 with y(t) = −c/(gaps + t); return t and y.
+def _power_of_two(numbers: Tensor) -> Tensor:
+    """Return the largest powers of two up to some numbers, and at least the smallest normal number."""
+    return (numbers.clamp(min=_TINY).view(torch.int64) & _EXPONENT_BITS).view(torch.float64)
+
+
+def _first_component(y: Tensor, t: Tensor, mu_min: Tensor, mu: Tensor) -> Tensor:
+    """Return the first components of the minimisers, given the others.
 
     In the hard case, t is 0 and ‖y(0)‖ is less than mu_min, and y has a multiple of the first eigenvector added.
     """
-    t = _find_secular_root(c, gaps, mu_min)
-    y = -c / (gaps + t)
-    if not bool((mu_min > 0.0).any()):
-        return t, y
-    mu = mu_min + t
     other_norm = _norm(y[1:])
     first = ((mu - other_norm) * (mu + other_norm)).clamp(min=0.0).sqrt()
     # Nearly hard: t is a small difference, but ‖y‖, and with it |y₁|, is known to full precision.
     from_norm = (t == 0.0) | ((mu_min > 0.0) & (y[0].abs() > 0.5 * mu) & (other_norm < mu))
-    y[0] = torch.where(from_norm, torch.copysign(first, torch.where(t == 0.0, 1.0, y[0])), y[0])
-    return t, y
+    return torch.where(from_norm, torch.copysign(first, torch.where(t == 0.0, 1.0, y[0])), y[0])
 
 
 def _norm(v: Tensor) -> Tensor:
@@ -115,11 +118,11 @@ def _norm(v: Tensor) -> Tensor:
 
 
 def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
-    """Return the t at which ‖y(t)‖ = mu_min + t, or 0 in the hard case.
+    """Return the t ≥ 0 at which ‖y(t)‖ = mu_min + t with y(t) = −c/(gaps + t), or 0 in the hard case.
 
     1/‖y(t)‖ is concave, so that its tangent is above it, and equals 1/(mu_min + t) at or below the root. So steps to
-    these intersections never overshoot, from the largest root with a single component, and need no bracket. Where t
-    changes no digit of gaps + t, as in Newton's steps, the first one is exact.
+    these intersections never overshoot, from the largest root with a single component, and need no bracket. A step by
+    less than a small fraction of all gaps + t, as in Newton's steps, is the last: the terms hardly change.
     """
     t = _quadratic_root(c.abs(), gaps, mu_min).amax(0)
     for _ in range(MAX_SECULAR_STEPS):
@@ -130,16 +133,16 @@ def _find_secular_root(c: Tensor, gaps: Tensor, mu_min: Tensor) -> Tensor:
         derivative = mu * (terms / shifted).sum(0) / square  # of −log‖y‖ by log μ
         excess = square.sqrt() - 1.0
         factor = 1.0 + derivative
-        newton_step = excess / factor  # relative to μ, as the next one
-        step = newton_step / (0.5 + (0.25 + derivative / factor * newton_step).sqrt())
-        t = torch.where(excess > 0.0, t + mu * step, t)
-        if not bool((excess > QUADRATIC_CONVERGENCE).any()):
+        newton_step = excess / factor  # relative to μ
+        step = mu * newton_step / (0.5 + (0.25 + derivative / factor * newton_step).sqrt())
+        t = torch.where(excess > 0.0, t + step, t)
+        if not bool((torch.minimum(excess, step / shifted[0]) > QUADRATIC_CONVERGENCE).any()):
             break
     return t
 
 
 def _quadratic_root(product: Tensor, gap: Tensor, mu_min: Tensor) -> Tensor:
     """Return the non-negative root of (mu_min + t)(gap + t) = product, or 0 if there is none."""
-    excess = (product - mu_min * gap).clamp(min=0.0)
+    excess = torch.addcmul(product, mu_min, gap, value=-1.0).clamp(min=0.0)
     total = mu_min + gap
-    return 2.0 * excess / (total + (total * total + 4.0 * excess).sqrt())
+    return 2.0 * excess / (total + torch.add(total * total, excess, alpha=4.0).sqrt())

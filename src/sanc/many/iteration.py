@@ -136,8 +136,8 @@ class ManyIteration:
         else:  # the accepted points are trial points of this round
             new_point = evaluated if all_moved else evaluated.take(indices)
         moved.njev = moved.njev + 1
-        finite = new_point.is_finite()
-        if not bool(finite.all()):
+        finite = None if new_point.are_finite() else new_point.is_finite()
+        if finite is not None and not bool(finite.all()):
             failed = torch.nonzero(~finite).reshape(-1)
             rejected = self._reject(rows, indices[failed], moved.take(failed))
             kept = torch.nonzero(finite).reshape(-1)
@@ -146,7 +146,9 @@ class ManyIteration:
             all_moved, moved, indices, new_point = False, moved.take(kept), indices[kept], new_point.take(kept)
             rows_before = replace(moved)
         self._begin_iteration(moved, new_point)
-        if not all_moved:
+        if all_moved:
+            rows.discard_trials()
+        else:
             rows.set(indices, moved, rows_before)
         return rejected
 
@@ -291,6 +293,8 @@ class ManyIteration:
 
     def _end_stalled(self, rows: Rows) -> None:
         """End rows that have stalled, unless they can follow negative curvature."""
+        if rows.stalled_iterations.max().item() < STALL_LIMIT:
+            return
         indices = torch.nonzero((rows.stalled_iterations >= STALL_LIMIT) & (rows.status == RUNNING)).reshape(-1)
         if len(indices) == 0:
             return
@@ -314,6 +318,8 @@ class ManyIteration:
 
     def _end_at_limits(self, rows: Rows) -> None:
         """End rows that have made `max_iter` iterations or `max_trials` trial points."""
+        if rows.nfev.max().item() <= min(self.max_iter, self.max_trials):  # an iteration has a trial point
+            return
         reached = (rows.nit >= self.max_iter) | (rows.nfev > self.max_trials)
         rows.status = torch.where(reached & (rows.status == RUNNING), int(Status.ITERATION_LIMIT), rows.status)
 

@@ -97,7 +97,7 @@ class RowProposals:
             rows.sigma = sigma
         steps = models.solve(rows.sigma)
         y = steps.y
-        if bool(steps.hard_case.any()):
+        if steps.hard_case is not None:
             y[:, 0] *= torch.where(steps.hard_case, self._signs(rows), 1.0)
         s = multiply(rows.spectra.vectors, y) * rows.scale
         rows.trial = RowTrials(
@@ -107,7 +107,7 @@ class RowProposals:
             norm=steps.norm,
             predicted=steps.decrease,
             multiplier=steps.multiplier,
-            truncated=torch.zeros_like(steps.hard_case),
+            truncated=torch.zeros_like(rows.trial.truncated),
         )
         if rows.lower is not None:
             rows.trial = fit_steps(rows, s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -111,6 +112,10 @@ class RowPoints(Group):
     g: Tensor
     matrix: Tensor
     extras: Any = None
+
+    def are_finite(self) -> bool:
+        """Return whether all numbers are finite, and small enough that their sum is."""
+        return math.isfinite((self.value.sum() + self.g.sum() + self.matrix.sum()).item())
 
     def is_finite(self) -> Tensor:
         """Return where all numbers are finite."""
@@ -348,6 +353,11 @@ class Rows(Group):
         changed = self.put(indices, others, unchanged)
         for item in fields(self):
             setattr(self, item.name, getattr(changed, item.name))
+
+    def discard_trials(self) -> None:
+        """Leave out the trial points of rows that begin an iteration, so that none are copied with the rows."""
+        self.trial = RowTrials.pending(self.point.x)
+        self.accepted = Accepted(self.trial, self.trial.sigma, self.trial.sigma, self.trial_count)
 
     @property
     def box(self) -> Box | None:

@@ -188,7 +188,7 @@ class RowRules:
 
     def classify(self, actual: Tensor, predicted: Tensor, value_rounding: Tensor) -> Tensor:
         """Return the class of each step (`sanc.core.ratio.classify`)."""
-        valid = (actual < torch.inf) & (predicted > 0.0) & (predicted < torch.inf)  # false for NaN
+        valid = (actual < torch.inf) & (predicted > 0.0)  # no finite decrease is a fraction of an infinite one
         actual, predicted = actual + value_rounding, predicted + value_rounding
         successful = valid & (actual >= self.eta1 * predicted)
         return successful.long() + (successful & (actual > self.eta2 * predicted))
@@ -197,10 +197,11 @@ class RowRules:
         self, sigma: Tensor, verdict: Tensor, actual: Tensor, predicted: Tensor, norm: Tensor, value_rounding: Tensor
     ) -> Tensor:
         """Return σ after a trial step of the class `verdict` (`SigmaRule.after_trial`)."""
-        finite, unsuccessful = actual.abs() < torch.inf, verdict == UNSUCCESSFUL
-        lowers, raises = finite & (verdict == VERY_SUCCESSFUL), unsuccessful | ~finite
-        if not bool((lowers | raises).any()):
+        finite = actual.abs() < torch.inf
+        if bool((finite & (verdict == SUCCESSFUL)).all()):
             return sigma
+        unsuccessful = verdict == UNSUCCESSFUL
+        lowers, raises = finite & (verdict == VERY_SUCCESSFUL), unsuccessful | ~finite
         ray = Rays.from_steps(sigma, predicted, norm)
         kappa = sigma + 3.0 * (predicted - actual) / ray.norm_cubed
         kappa = torch.where(predicted <= value_rounding, sigma, kappa)

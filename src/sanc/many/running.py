@@ -146,6 +146,11 @@ class RowRun:
         self._unfinished: list[Rows] = []
         self._clock = time.perf_counter()
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether rows can go on with a higher limit of trial points."""
+        return len(self._unfinished) > 0
+
     def run(
         self,
         x0: Tensor,

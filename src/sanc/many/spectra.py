@@ -14,7 +14,9 @@ def decompose(matrix: Tensor, rows: Rows, eps: float) -> Spectra:
     """Return the eigenpairs of the matrices of all rows, in scaled variables, restricted to the free ones."""
     g = rows.point.g * rows.scale
     if rows.free is not None:
-        matrix, g = _restricted(matrix, rows.free), g * rows.free
+        g = g * rows.free
+        if not bool(rows.free.all()):
+            matrix = _restricted(matrix, rows.free)
     values, vectors = eigenpairs(matrix)
     error = ROUNDING_ERRORS * eps * torch.maximum(-values[:, 0], values[:, -1])
     return Spectra(values, vectors, multiply_transposed(vectors, g), error)
