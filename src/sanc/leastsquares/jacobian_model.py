@@ -13,7 +13,7 @@ from sanc.core.units import FIRST_SIGMA, Units
 from sanc.leastsquares.accelerated import accelerated
 
 MAX_STEP_GROWTH = 2.0
-"""Largest growth of the step norm, as in trust-region methods; with 3, the fits of NIST take twice the evaluations."""
+"""Largest growth of the step norm, as in trust-region methods; docs/constants.md has 1.5 and 3."""
 GAUSS_NEWTON_SIGMA_RATIO = 1e-12
 """The initial σ relative to the one of `minimize`: so small that the first step is a Gauss–Newton step."""
 
