@@ -331,7 +331,7 @@ def test_a_right_jacobian_of_badly_scaled_variables_is_not_called_inconsistent(s
     res = sanc.least_squares(fun, x0, jac)
     assert res.success, res.message
     # At a root the residuals are rounding errors: they are differences of numbers of size 1.
-    residual_norm = 1e-6 * np.linalg.norm(res.fun) + np.finfo(float).eps * math.sqrt(len(res.fun))
+    residual_norm = 1e-6 * np.linalg.norm(res.fun) + np.finfo(float).eps * np.sqrt(len(res.fun))
     assert np.linalg.norm(res.grad * res.x) <= residual_norm * np.linalg.norm(res.jac * res.x)
 
 
