@@ -2,7 +2,7 @@
 
     python -m benchmarks.ablation --out ablation-output          # all parts, about half an hour on one core
     python -m benchmarks.ablation --parts logistic mlp --seeds 3
-    python -m benchmarks.ablation --from docs/results/ablation.jsonl.gz    # tables of earlier runs
+    python -m benchmarks.ablation --from docs/results/ablation.jsonl.xz    # tables of earlier runs
     python -m benchmarks.ablation --quick                        # data of scikit-learn and a few problems, seconds
 
 There are three parts. *exact*: `sanc.minimize` on the problems of tests/zoo.py with n ≤ 100; a run solves a problem if
@@ -10,7 +10,7 @@ it ends at a listed minimum. *logistic*: regression with the paper's nonconvex p
 paper_calls; the table shows the calls to f ≤ 1.001 f* in units of n, and f − f* at the end. *mlp*: the paper's MLP with
 batches of 128; the table shows the component evaluations to a target loss, and the loss at the end.
 
---out writes ablation.jsonl.gz with one line for each run, and table.md.
+--out writes ablation.jsonl.xz with one line for each run, and table.md.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def report(runs: Sequence[Run], target: float = TARGET) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     quick = "data of scikit-learn and a few problems, seconds"
-    parser = command(__doc__, quick=quick, out="ablation.jsonl.gz and table.md", data=True)
+    parser = command(__doc__, quick=quick, out="ablation.jsonl.xz and table.md", data=True)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--logistic", default="a9a", help="data set of the logistic regression")
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{time.perf_counter() - clock:6.0f} s  {' '.join(map(str, run.values()))}", flush=True)
     text = report(runs, options.target)
     print(f"\n{text}")
-    write_results(options.out, {"table.md": text, "ablation.jsonl.gz": runs})
+    write_results(options.out, {"table.md": text, "ablation.jsonl.xz": runs})
     return 0
 
 

@@ -100,7 +100,7 @@ def _commands() -> list[str]:
 def _deterministic() -> list[str]:
     from benchmarks import deterministic, noise
 
-    runs, noisy = read_runs(RESULTS / "deterministic.jsonl.gz"), read_document("noise.json.gz")["rows"]
+    runs, noisy = read_runs(RESULTS / "deterministic.jsonl.xz"), read_document("noise.json.xz")["rows"]
     own_time = deterministic.own_time_summary(read_document("own-time.json")["rows"])
     texts = [deterministic.report(runs), deterministic.in_words(runs), deterministic.stuck_in_words(runs), own_time]
     return [*texts, *(noise.table(noisy, exact=exact) for exact in noise.METHODS)]
@@ -160,8 +160,8 @@ def _networks() -> list[str]:
     from benchmarks import intervals, networks, suite_tables
 
     folder = RESULTS / "networks"
-    runs, large = networks.read([folder]), read_runs(folder / "large.jsonl")
-    parts = networks.read([folder, folder / "parts.jsonl.gz"])
+    runs, large = networks.read([folder]), read_runs(folder / "large.jsonl.xz")
+    parts = networks.read([folder, folder / "parts.jsonl.xz"])
     return [
         _networks_table(),
         intervals.in_words(runs),
@@ -169,10 +169,10 @@ def _networks() -> list[str]:
         intervals.peers_table(runs),
         intervals.p_table(runs),
         suite_tables.large_table(large),
-        suite_tables.ramps_table(read_runs(folder / "trials.jsonl.gz")),
+        suite_tables.ramps_table(read_runs(folder / "trials.jsonl.xz")),
         suite_tables.timing_table(read_document("networks/timing.json")["seconds"], [*runs, *large]),
-        suite_tables.long_table(read_runs(folder / "long-4.jsonl")),
-        suite_tables.penalty_table(read_runs(folder / "decay.jsonl")),
+        suite_tables.long_table(read_runs(folder / "long-4.jsonl.xz")),
+        suite_tables.penalty_table(read_runs(folder / "decay.jsonl.xz")),
         intervals.parts_table(parts),
         intervals.fitted_table(parts),
     ]
@@ -198,13 +198,13 @@ def _report() -> list[str]:
 def _robust() -> list[str]:
     from benchmarks import ablation, deterministic, saddles, stochastic
 
-    document = read_document("saddles.json.gz")
-    regressions = stochastic.summary(read_document("stochastic.json.gz"))
+    document = read_document("saddles.json.xz")
+    regressions = stochastic.summary(read_document("stochastic.json.xz"))
     return [
         stochastic.table_of(regressions),
         stochastic.in_words(regressions),
-        deterministic.stuck_in_words(read_runs(RESULTS / "deterministic.jsonl.gz")),
-        ablation.report(read_runs(RESULTS / "ablation.jsonl.gz")),
+        deterministic.stuck_in_words(read_runs(RESULTS / "deterministic.jsonl.xz")),
+        ablation.report(read_runs(RESULTS / "ablation.jsonl.xz")),
         *(part for name, entry in document["problems"].items() for part in saddles.table(name, entry).split("\n\n")),
     ]
 
@@ -213,7 +213,7 @@ def _sensitivity() -> list[str]:
     from benchmarks import first_order, rejections, sensitivity
 
     settings, variants, peers = (
-        read_runs(RESULTS / f"{name}.jsonl.gz") for name in ("sensitivity", "rejections", "first-order")
+        read_runs(RESULTS / f"{name}.jsonl.xz") for name in ("sensitivity", "rejections", "first-order")
     )
     return [
         *(sensitivity.table(settings, sigma0) for sigma0 in sensitivity.SIGMAS),

@@ -5,7 +5,7 @@
     python -m benchmarks.deterministic --methods sanc trust-exact
     python -m benchmarks.deterministic --quick                        # a dozen small problems, seconds
     python -m benchmarks.deterministic --sets moved far scaled fits walks unseen   # other starts, units, problems
-    python -m benchmarks.deterministic --from docs/results/deterministic.jsonl.gz  # tables of earlier runs
+    python -m benchmarks.deterministic --from docs/results/deterministic.jsonl.xz  # tables of earlier runs
     python -m benchmarks.deterministic --own-time                     # time outside f, gradients and products
 
 All methods get the same start and the same counted f, gradient and Hessian (products). They end at ‖∇f‖₂ ≤ 1e-8, or at
@@ -34,7 +34,7 @@ A set has its own limits and methods (`SETS`), unless --iterations, --seconds or
 values of f, gradients and products. It reports the remaining time of a solve, with the certificate of `sanc`, and of an
 iteration.
 
---out writes deterministic.jsonl.gz with one line for each run, table.md and the performance profiles deterministic.png,
+--out writes deterministic.jsonl.xz with one line for each run, table.md and the performance profiles deterministic.png,
 and with --own-time own-time.json.
 """
 
@@ -550,7 +550,7 @@ def run_all(which: str, problems: Sequence[Any], limits: Limits) -> list[dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    files = "deterministic.jsonl.gz, table.md and deterministic.png"
+    files = "deterministic.jsonl.xz, table.md and deterministic.png"
     parser = command(__doc__, quick="a dozen small problems and a few saddle starts, seconds", out=files)
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="problems of tests/zoo.py; by default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default those of each set, if installed")
@@ -574,7 +574,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = read_runs(options.results)
     else:
         runs = run_sets(options, names)
-        write_results(options.out, {"deterministic.jsonl.gz": runs})
+        write_results(options.out, {"deterministic.jsonl.xz": runs})
     text = report(runs)
     print(f"\n{text}\n", flush=True)
     first = [run for run in runs if run["set"] == runs[0]["set"]]

@@ -1,7 +1,7 @@
 """The paper's methods beside tuned SGD, AdamW and SVRG on the paper's logistic regressions.
 
-    python -m benchmarks.first_order --runs docs/results/first-order.jsonl.gz            # runs that are missing, tables
-    python -m benchmarks.first_order --runs docs/results/first-order.jsonl.gz --tables   # tables alone
+    python -m benchmarks.first_order --runs docs/results/first-order.jsonl.xz            # runs that are missing, tables
+    python -m benchmarks.first_order --runs docs/results/first-order.jsonl.xz --tables   # tables alone
     python -m benchmarks.first_order --quick                                             # one set, two seeds
 
 All methods start at w = (1, …, 1) with batches of ⌈n/20⌉ rows and a budget of 20 n gradients and Hessian products of
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_threads(1)
     sets, seeds = (SETS[-1:], 2) if options.quick else (SETS, SEEDS)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.runs or Path(folder) / "runs.jsonl.gz"
+        path = options.runs or Path(folder) / "runs.jsonl.xz"
         runs = read(path)
         if not options.tables:
             runs = make(path, jobs(sets, seeds, options.data_dir))

@@ -1,6 +1,6 @@
 """Ratios with intervals over tasks, from the runs of `benchmarks.networks`.
 
-    python -m benchmarks.intervals docs/results/networks/runs.jsonl.gz  # sanc and each tuned peer, p-values, a summary
+    python -m benchmarks.intervals docs/results/networks/runs.jsonl.xz  # sanc and each tuned peer, p-values, a summary
     python -m benchmarks.intervals RUNS [RUNS …] --parts                # parts of the default, paired by seed
 
 A ratio is a geometric mean over tasks. Its interval holds 95 % of the means of 10,000 bootstrap samples of the tasks.
@@ -230,7 +230,7 @@ def relatives_in_words(runs: Sequence[Run]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="runs.jsonl or runs.jsonl.gz of benchmarks.networks")
+    parser.add_argument("runs", type=Path, nargs="+", help="runs.jsonl or runs.jsonl.xz of benchmarks.networks")
     parser.add_argument("--parts", action="store_true", help="compare variants of the default, paired by seed")
     options = parser.parse_args(arguments)
     runs = [run for path in options.runs for run in read_runs(path)]

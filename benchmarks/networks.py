@@ -5,7 +5,7 @@
     python -m benchmarks.networks --tasks vae rnn --steps-scale 0.5 --out short-output
     python -m benchmarks.networks --tasks mnist-cnn cifar-cnn --decay 0.01 --methods sanc diagonal --out decay-output
     python -m benchmarks.networks --long 4 --jobs 8 --out long-4     # four tasks with 4 times the steps; also 16
-    python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation, one run at a time
+    python -m benchmarks.networks --timing --out networks-output     # seconds of an evaluation
     python -m benchmarks.networks --quick                            # three small tasks on the CPU, seconds
     python -m benchmarks.networks --plot networks-output [MORE …]    # tables and figures of earlier runs
     python -m benchmarks.networks --export DIR                       # the data as .npz, for --data-dir elsewhere
@@ -38,7 +38,7 @@ with the penalty, and on validation and test rows without it. A test loss is tha
 the validation loss, at its lowest validation loss. A run fails if its final loss exceeds that of AdamW with its default
 rate of 1e-3 and the same seed. TF32 is off.
 
---out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.gz, are not repeated. table.md, profile.png
+--out writes runs.jsonl, one line for each run; runs in it, or in runs.jsonl.xz, are not repeated. table.md, profile.png
 and curves.png show these runs. schedulefree, prodigyopt and pytorch_optimizer are part of the extra `peers`; heavyball
 is not.
 """
@@ -49,6 +49,7 @@ import argparse
 import importlib.util
 import json
 import math
+import statistics
 import sys
 import time
 from collections import Counter
@@ -163,10 +164,14 @@ def execute(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
         print(f"The time limit is reached. {len(left)} runs are left: {listed}", flush=True)
 
 
-def timing(options: argparse.Namespace) -> None:
-    """Time an evaluation (of one batch) of SANC without and with closures, AdamW, SOAP and Muon, one at a time.
+TIMING_ROUNDS = 8
+"""Rounds of `--timing`, in which every method makes some steps: the host of a lent machine may slow down meanwhile."""
 
-    SANC and AdamW are also captured; of SANC without closures that is the step alone.
+
+def timing(options: argparse.Namespace) -> None:
+    """Time an evaluation (of one batch) of SANC without and with closures, AdamW, SOAP and Muon, in rounds.
+
+    SANC and AdamW are also captured; of SANC without closures that is the step alone. *eager* is without recordings.
     """
     set_threads(options.threads)
     device, rows = torch.device(options.device), {}
@@ -175,23 +180,34 @@ def timing(options: argparse.Namespace) -> None:
         problem = problem_of(task, options.data_dir, options.device)
         batches = [batch for batch, _ in zip(problem.batches(0), range(50), strict=False)]
         row: dict[str, Any] = {}
-        captures = ("loop captured", "adamw captured", "sanc captured") if cuda else ()
-        for name in ("adamw", "soap", "muon", "loop", "sanc", *captures):
+        on_gpu = ("loop eager", "loop captured", "sanc eager", "adamw captured", "sanc captured") if cuda else ()
+        steps: dict[str, Callable[..., float]] = {}
+        for name in ("adamw", "soap", "muon", "loop", "sanc", *on_gpu):
             try:
-                step = timed_step(name, problem, batches[0], cuda)
+                steps[name] = timed_step(name, problem, batches[0], cuda)
                 for i in range(count // 2):
-                    spent = step(batches[i % 50])
+                    steps[name](batches[i % 50])
+            except (RuntimeError, ImportError) as error:
+                steps.pop(name, None)
+                row[name] = str(error)[:200]
+        rounds: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(TIMING_ROUNDS):
+            for name, step in steps.items():
+                spent = step(batches[0])
                 synchronise(device)
                 clock = time.perf_counter()
-                for i in range(count):
+                for i in range(count // TIMING_ROUNDS):
                     total = step(batches[i % 50])
                 synchronise(device)
-                row[name] = (time.perf_counter() - clock) * problem.size / (total - spent)
-            except (RuntimeError, ImportError) as error:
-                row[name] = str(error)[:200]
+                rounds[name].append((time.perf_counter() - clock) * problem.size / (total - spent))
+        row |= {name: statistics.median(seconds) for name, seconds in rounds.items()}
         rows[task] = row
         print(task, {k: v if isinstance(v, str) else f"{1000 * v:.3f} ms" for k, v in row.items()}, flush=True)
         write_results(options.out or Path(), {"timing.json": {"machine": machine(device), "seconds": rows}})
+
+
+CAPTURE = {"eager": False, "captured": True}
+"""The argument `capture` of the optimisers of `--timing`; the others have the default."""
 
 
 def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: bool) -> Callable[..., float]:
@@ -200,7 +216,7 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
     loss = problem.loss(model)
     spent = 0
     if name.startswith("loop"):
-        loop = sanc.SANC(model.parameters(), seed=0, capture=name.endswith("captured"))
+        loop = sanc.SANC(model.parameters(), seed=0, capture=CAPTURE.get(name.partition(" ")[2]))
 
         def loop_step(tensors: Sequence[Tensor]) -> float:
             nonlocal spent
@@ -212,7 +228,7 @@ def timed_step(name: str, problem: Problem, first: tuple[Tensor, ...], cuda: boo
 
         return loop_step
     if name.startswith("sanc"):
-        opt = sanc.SANC(model.parameters(), seed=0, capture=name.endswith("captured"))
+        opt = sanc.SANC(model.parameters(), seed=0, capture=CAPTURE.get(name.partition(" ")[2]))
         for _ in range(4 if name.endswith("captured") else 0):
             opt.step(sanc.Batch(loss, *first))
         if name.endswith("captured") and opt.capture_reason:
@@ -254,7 +270,7 @@ def read(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Read the runs in folders; of repeated runs, keep the first."""
     found: dict[Spec, dict[str, Any]] = {}
     for folder in folders:
-        paths = [folder / "runs.jsonl", folder / "runs.jsonl.gz"] if folder.is_dir() else [folder]
+        paths = [folder / "runs.jsonl", folder / "runs.jsonl.xz"] if folder.is_dir() else [folder]
         for run in (run for path in paths if path.exists() for run in read_runs(path)):
             found.setdefault(spec_of(run), run)
     return list(found.values())

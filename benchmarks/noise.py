@@ -10,7 +10,7 @@ their default tolerances; with differences `sanc` has "3-point", and SciPy's hav
 
 *solved* with exact gradients: the gradient norm is at most 1e-6 times that at the start. With differences: f without
 noise is above its minimum by at most the noise, or by 1e-8 if that is more, relative to 1 + |f|. *claims*: `success`.
---out writes noise.json.gz.
+--out writes noise.json.xz.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def table(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command(__doc__, quick="one problem, seconds", out="noise.json.gz")
+    parser = command(__doc__, quick="one problem, seconds", out="noise.json.xz")
     options = parser.parse_args(arguments)
     rows = run_all(range(1) if options.quick else range(100, 130), (0.0, 1e-8) if options.quick else LEVELS)
     for exact, title in ((True, "Exact gradients"), (False, "Differences")):
         print(f"{title}: solved (claims), median of evaluations\n\n{table(rows, exact=exact)}\n")
-    write_results(options.out, {"noise.json.gz": {"sanc": sanc.__version__, "machine": machine(), "rows": rows}})
+    write_results(options.out, {"noise.json.xz": {"sanc": sanc.__version__, "machine": machine(), "rows": rows}})
     return 0
 
 

@@ -1,13 +1,13 @@
 """Runs on the paper's problems for `benchmarks.sensitivity`, `benchmarks.rejections` and `benchmarks.first_order`.
 
 A finite sum is logistic regression with the paper's nonconvex penalty from w = (1, …, 1), with samples of ⌈n/20⌉ rows,
-a budget of 20 n `paper_calls` and ρ on all rows. A run is a line of a JSON file that is compressed with gzip.
+a budget of 20 n `paper_calls` and ρ on all rows. A run is a line of a JSON file that is compressed with xz.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import math
 import time
 from collections import Counter
@@ -104,12 +104,12 @@ def make(path: Path, jobs: Iterable[tuple[Mapping[str, Any], Callable[[], Run]]]
         if key in keys:
             continue
         runs.append({"key": dict(about), **run()})
-        with gzip.open(path, "at", encoding="utf-8") as file:
+        with lzma.open(path, "at", encoding="utf-8") as file:
             file.write(json.dumps(runs[-1]) + "\n")
         print(f"{key}: {runs[-1]['final']:.6g}", flush=True)
     runs.sort(key=key_of)
     text = "".join(json.dumps(run) + "\n" for run in runs)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
     return runs
 
 

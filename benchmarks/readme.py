@@ -32,7 +32,7 @@ def networks() -> list[str]:
     unseen = [line for line in suite_tables.summary(runs) if line["half"] == "unseen"]
     tasks = sum(line["method"] == "sanc" for line in unseen)
     seconds = read_document("networks/timing.json")["seconds"]
-    to_target = suite_tables.seconds_to_target(seconds, [*runs, *read_runs(RESULTS / "networks" / "large.jsonl")])
+    to_target = suite_tables.seconds_to_target(seconds, [*runs, *read_runs(RESULTS / "networks" / "large.jsonl.xz")])
 
     def ratio(peer: str, key: str) -> str:
         return intervals.shown(intervals.ratios(unseen, peer, key)).replace(" ", " × ", 1)
@@ -54,7 +54,7 @@ def deterministic() -> list[str]:
     """Return the rows on saddles and test functions."""
     from benchmarks import deterministic as minimisers
 
-    runs = read_runs(RESULTS / "deterministic.jsonl.gz")
+    runs = read_runs(RESULTS / "deterministic.jsonl.xz")
     stuck, (size, ours, best) = minimisers.stuck(runs), minimisers.solved(runs, "zoo")
     further, ours_further, best_further = minimisers.solved(runs, "unseen")
     return [
@@ -81,7 +81,7 @@ def robust() -> list[str]:
     """Return the row on the paper's logistic regressions."""
     from benchmarks import stochastic
 
-    lines = stochastic.summary(read_document("stochastic.json.gz"))
+    lines = stochastic.summary(read_document("stochastic.json.xz"))
     shares = span((100 * line["calls_robust"] / line["calls_paper"] for line in lines), ".0f")
     return [row("logistic regressions", "robust.md", "the paper's SANC, tuned", f"{shares} % of the calls")]
 

@@ -1,7 +1,7 @@
 """What decreases f after a rejection of SANC: the gradient step, negative curvature, or larger samples?
 
-    python -m benchmarks.rejections --runs docs/results/rejections.jsonl.gz            # runs that are missing, tables
-    python -m benchmarks.rejections --runs docs/results/rejections.jsonl.gz --tables   # tables alone
+    python -m benchmarks.rejections --runs docs/results/rejections.jsonl.xz            # runs that are missing, tables
+    python -m benchmarks.rejections --runs docs/results/rejections.jsonl.xz --tables   # tables alone
     python -m benchmarks.rejections --quick                                            # one set, two seeds
 
 The variants differ in what follows a rejected cubic step, and are composed of the package's pieces with preset "paper":
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     set_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.runs or Path(folder) / "runs.jsonl.gz"
+        path = options.runs or Path(folder) / "runs.jsonl.xz"
         runs = read(path) if options.tables else make(path, jobs(options.quick, options.data_dir))
     for sigma0 in SIGMAS:
         print(f"\nσ0 = {sigma0:g}\n\n{logistic_table(runs, sigma0)}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import itertools
 import json
+import lzma
 import math
 import os
 import platform
@@ -139,9 +139,9 @@ def json_ready(content: Any) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, which is compressed if its name ends with .gz."""
+    """Return the text of a file, which is compressed if its name ends with .xz."""
     content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    return (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8")
 
 
 def read_document(name: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def write_results(folder: Path | None, files: Mapping[str, Any]) -> None:
     files : mapping
         Content by file name: a string is written as text, a list of runs as one JSON line for each, a mapping as JSON
         with the options of the command (without folders), and a function is called and the figure that it returns is
-        saved. A file whose name ends with .gz is compressed.
+        saved. A file whose name ends with .xz is compressed.
     """
     if folder is None:
         return
@@ -199,5 +199,5 @@ def write_results(folder: Path | None, files: Mapping[str, Any]) -> None:
                 content = json.dumps(json_ready({"command": " ".join(options), **content}), indent=1)
             encoded = (content.rstrip("\n") + "\n").encode()
             scratch = path.with_name(f"{name}.tmp")
-            scratch.write_bytes(gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
+            scratch.write_bytes(lzma.compress(encoded, preset=9) if path.suffix == ".xz" else encoded)
             scratch.replace(path)  # an interrupted run leaves no partial file

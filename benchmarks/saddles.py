@@ -2,7 +2,7 @@
 
     python -m benchmarks.saddles                               # minutes on a CPU
     python -m benchmarks.saddles --problems factor --quick     # small sizes, seconds
-    python -m benchmarks.saddles --from docs/results/saddles.json.gz    # table and figure of earlier runs
+    python -m benchmarks.saddles --from docs/results/saddles.json.xz    # table and figure of earlier runs
 
 The problems:
 
@@ -15,7 +15,7 @@ All methods minimise the same function of one flat vector from the same start. A
 (with its value), a Hessian product or a Gauss–Newton product. Adam runs with five learning rates on the first seed and
 with the best one on the others; Gauss–Newton runs likewise with two accuracies of its linear solves. L-BFGS minimises
 a multiple of the loss. Seconds are processor time on one thread. `sanc.minimize` has its default options except `tol`,
-because a flat start would count as a stationary point with nonnegative curvature. --out writes saddles.json.gz and
+because a flat start would count as a stationary point with nonnegative curvature. --out writes saddles.json.xz and
 saddles.png.
 """
 
@@ -509,7 +509,7 @@ def figure(document: dict[str, Any]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command(__doc__, quick="small sizes, seconds", out="saddles.json.gz and saddles.png")
+    parser = command(__doc__, quick="small sizes, seconds", out="saddles.json.xz and saddles.png")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="by default all")
     parser.add_argument("--seeds", type=int, default=1, help="number of starts")
     parser.add_argument("--from", dest="results", type=Path, metavar="FILE", help="table and figure of earlier runs")
@@ -521,7 +521,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         set_threads(1)
         document = run_all(options.problems, options.seeds, options.quick)
-        write_results(options.out, {"saddles.json.gz": document})
+        write_results(options.out, {"saddles.json.xz": document})
     for name, entry in document["problems"].items():
         print(f"\n{table(name, entry)}")
     write_results(options.out, {"saddles.png": lambda: figure(document)})

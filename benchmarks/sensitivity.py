@@ -1,7 +1,7 @@
 """How the settings of the paper's method change its results on the paper's logistic regression.
 
-    python -m benchmarks.sensitivity --runs docs/results/sensitivity.jsonl.gz                  # runs that are missing
-    python -m benchmarks.sensitivity --runs docs/results/sensitivity.jsonl.gz --figure docs/results/figures
+    python -m benchmarks.sensitivity --runs docs/results/sensitivity.jsonl.xz                  # runs that are missing
+    python -m benchmarks.sensitivity --runs docs/results/sensitivity.jsonl.xz --figure docs/results/figures
     python -m benchmarks.sensitivity --quick                                                   # one set, seconds
 
 One setting of SANC with preset "paper" is varied at a time, the others are those of the paper's figures 1 and 2a, whose
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_threads(1)
     sets, seeds = (SETS[1:], 2) if options.quick else (SETS, SEEDS)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.runs or Path(folder) / "runs.jsonl.gz"
+        path = options.runs or Path(folder) / "runs.jsonl.xz"
         runs = read(path) if options.tables else make(path, jobs(sets, seeds, options.data_dir))
     for sigma0 in SIGMAS:
         print(f"\nσ0 = {sigma0:g}\n\n{table(runs, sigma0)}")

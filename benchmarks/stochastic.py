@@ -3,7 +3,7 @@
     python -m benchmarks.stochastic --out stochastic-output       # six sets, two σ0, ten seeds
     python -m benchmarks.stochastic --sets w1a a9a --runs 3 --workers 2
     python -m benchmarks.stochastic --quick                       # breast_cancer, two seeds, seconds
-    python -m benchmarks.stochastic --from docs/results/stochastic.json.gz    # table and figure of earlier runs
+    python -m benchmarks.stochastic --from docs/results/stochastic.json.xz    # table and figure of earlier runs
 
 The problem is logistic regression with the paper's nonconvex penalty Σ w²/(1+w²), from w = (1, …, 1). Samples have
 ⌈n/20⌉ rows, and the budget is 20 n `paper_calls` (gradients and Hessian products of components; values do not count).
@@ -17,7 +17,7 @@ f* is the final value of `sanc.minimize` on all rows, or the lowest value of any
 iteration, f is evaluated on all rows, outside the counts. On sets of more than 100,000 rows (covtype) this happens only
 up to 4 n calls, and then once in n/2 calls. A data set without files is reported and left out. HIGGS may be a subset.
 
---out writes stochastic.json.gz (again after each set and seed), table.md and stochastic.png.
+--out writes stochastic.json.xz (again after each set and seed), table.md and stochastic.png.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def report(document: Mapping[str, Any], folder: Path | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    files = "stochastic.json.gz, table.md and stochastic.png"
+    files = "stochastic.json.xz, table.md and stochastic.png"
     parser = command(__doc__, quick="breast_cancer, two seeds, 8 n calls, seconds", out=files, data=True)
     parser.add_argument("--sets", nargs="+", choices=[*SETS, "breast_cancer"], help="data sets; by default six")
     parser.add_argument("--runs", type=int, help="seeds; by default 10")
@@ -360,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             print(f"{head} seed {task[1]}: {ends}", flush=True)
         document["runs"].sort(key=lambda run: (place[run["set"]], run["seed"]))
-        write_results(options.out, {"stochastic.json.gz": document})
+        write_results(options.out, {"stochastic.json.xz": document})
     return report(document, options.out)
 
 

@@ -27,7 +27,14 @@ from benchmarks.suite_search import (
 
 UNSOLVED = 2.0
 """Ratio of a task without its target in geometric means."""
-LARGE = {"sanc": "sanc", "loop": "sanc without closures", "soap": "soap", "muon": "muon", "adamw": "adamw"}
+LARGE = {
+    "sanc": "sanc",
+    "loop": "sanc without closures",
+    "horizon": "sanc, `horizon`",
+    "soap": "soap",
+    "muon": "muon",
+    "adamw": "adamw",
+}
 """Methods on large tasks, and their names in the table."""
 DIVERGED = 1e6
 """Mean ratio of final losses from which a table has a word instead of a number."""
@@ -237,7 +244,7 @@ def large_table(runs: Sequence[Run]) -> str:
 
 RAMPS = ("linear, 20 steps", "linear, 100 steps", "linear, 300 steps", "root, 300 steps", "root, width/4",
          "root, width/2", "root, width")  # fmt: skip
-"""Growth of the step size at the start in `trials.jsonl.gz`."""
+"""Growth of the step size at the start in `trials.jsonl.xz`."""
 
 
 def ramps_table(trials: Sequence[Run]) -> str:
@@ -280,8 +287,8 @@ def penalty_table(runs: Sequence[Run]) -> str:
     return markdown_table(("task", "penalty", *names), cells)
 
 
-TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "the same, `capture=True`",
-         "sanc": "sanc with closures"}  # fmt: skip
+TIMED = {"soap": "SOAP", "muon": "Muon", "loop": "sanc without closures", "loop captured": "`capture=True`",
+         "loop eager": "`capture=False`", "sanc": "sanc with closures", "sanc eager": "`capture=False`"}  # fmt: skip
 """Methods of --timing that are compared with AdamW, and their columns."""
 
 
@@ -301,7 +308,7 @@ def timing_table(seconds: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) 
         ms = [f"{1e3 * times[name]:.2f}" for name in ("adamw", "adamw captured")]
         pairs = [*((name, "adamw") for name in TIMED), ("sanc captured", "adamw captured")]
         *eager, captured = (
-            "–" if isinstance(times[name], str) else f"{times[name] / times[base]:.2f} ×" for name, base in pairs
+            f"{times[name] / times[base]:.2f} ×" if isinstance(times.get(name), float) else "–" for name, base in pairs
         )
         cells.append([task, ms[0], *eager, f"{to_target[task]:.2f} ×", ms[1], captured])
     columns = (*TIMED.values(), "seconds to AdamW's loss", "AdamW captured, ms", "sanc captured")

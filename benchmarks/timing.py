@@ -95,7 +95,10 @@ def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """Record a function as one CUDA graph, and return a function that replays it."""
+    """Record a function as one CUDA graph, and return a function that replays it.
+
+    That keeps the function, on whose tensors the graph works.
+    """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -104,5 +107,5 @@ def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], None
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        kept = body()
+        kept = body, body()
     return lambda kept=kept: graph.replay()

@@ -104,7 +104,7 @@ def test_every_digit_that_changes_in_a_row_of_the_readme_is_found(page):
 def test_sentences_that_other_pages_repeat_follow_from_the_runs():
     texts = {name: (check.ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md",
                                                                                 "docs/robust.md")}  # fmt: skip
-    runs = read_runs(check.RESULTS / "deterministic.jsonl.gz")
+    runs = read_runs(check.RESULTS / "deterministic.jsonl.xz")
     assert all(deterministic.stuck_in_words(runs) in text for text in texts.values())
     page = (check.RESULTS / "networks.md").read_text(encoding="utf-8")
     parts = re.search(r"^\| no-escape .*\| +(\d+ of \d+) \|$", page, re.MULTILINE)

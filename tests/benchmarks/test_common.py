@@ -89,10 +89,10 @@ def test_the_command(tmp_path, capsys):
     assert deterministic.main([*names, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert (tmp_path / "table.md").read_text(encoding="utf-8").strip() in printed
-    runs = read_runs(tmp_path / "deterministic.jsonl.gz")
+    runs = read_runs(tmp_path / "deterministic.jsonl.xz")
     assert len(runs) == 6 and all(run["set"] == "zoo" and run["solved"] and run["lambda_min"] > 0 for run in runs)
     assert (tmp_path / "deterministic.png").stat().st_size > 1000
-    assert deterministic.main(["--from", str(tmp_path / "deterministic.jsonl.gz")]) == 0
+    assert deterministic.main(["--from", str(tmp_path / "deterministic.jsonl.xz")]) == 0
     assert capsys.readouterr().out in printed
     with pytest.raises(SystemExit):
         deterministic.main(["--problems", "UNKNOWN"])
@@ -117,13 +117,13 @@ def test_other_starts_and_units(capsys):
 @pytest.mark.slow
 def test_the_ablation_switches_off_one_component_at_a_time(tmp_path, capsys):
     assert ablation.main(["--quick", "--parts", "logistic", "mlp", "--out", str(tmp_path)]) == 0
-    runs = read_runs(tmp_path / "ablation.jsonl.gz")
+    runs = read_runs(tmp_path / "ablation.jsonl.xz")
     assert [run["name"] for run in runs] == 2 * list(ablation.SAMPLED)
     losses = {run["name"]: run["loss"] for run in runs if "loss" in run}
     assert losses["no Hessian products"] != losses["default"]
     printed = capsys.readouterr().out
     assert (tmp_path / "table.md").read_text().strip() in printed
-    assert ablation.main(["--from", str(tmp_path / "ablation.jsonl.gz")]) == 0
+    assert ablation.main(["--from", str(tmp_path / "ablation.jsonl.xz")]) == 0
     assert capsys.readouterr().out.strip() in printed
 
 

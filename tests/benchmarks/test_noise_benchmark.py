@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_noise_is_relative_and_the_same_at_the_same_point(rng):
 def test_the_quick_run_writes_what_it_prints(tmp_path, capsys):
     assert noise.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    rows = json.loads(gzip.decompress((tmp_path / "noise.json.gz").read_bytes()))["rows"]
+    rows = json.loads(lzma.decompress((tmp_path / "noise.json.xz").read_bytes()))["rows"]
     assert all(noise.table(rows, exact=exact) in printed for exact in (True, False))
     ours = [row for row in rows if row["method"] == "sanc" and row["exact"]]
     assert len(ours) == 2 and all(row["solved"] and row["claims"] for row in ours)

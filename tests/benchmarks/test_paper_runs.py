@@ -111,13 +111,13 @@ def test_a_file_of_runs_is_resumed_and_does_not_depend_on_the_order(tmp_path: Pa
 
         return {"seed": seed}, work
 
-    first, second = tmp_path / "a.gz", tmp_path / "b.gz"
+    first, second = tmp_path / "a.xz", tmp_path / "b.xz"
     paper_runs.make(first, [job(1)])
     runs = paper_runs.make(first, [job(1), job(0)])
     paper_runs.make(second, [job(0), job(1)])
     assert made == [1, 0, 0, 1] and first.read_bytes() == second.read_bytes()
     assert paper_runs.read(first) == runs == [{"key": {"seed": k}, "final": float(k)} for k in (0, 1)]
-    assert paper_runs.read(tmp_path / "none.gz") == []
+    assert paper_runs.read(tmp_path / "none.xz") == []
 
 
 # ---------------------------------------------------------------------------------------------- commands
@@ -126,7 +126,7 @@ def test_a_file_of_runs_is_resumed_and_does_not_depend_on_the_order(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", [sensitivity, rejections, first_order])
 def test_quick_commands(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "runs.jsonl.gz"
+    path = tmp_path / "runs.jsonl.xz"
     more = ["--figure", str(tmp_path)] if benchmark is sensitivity else []
     assert benchmark.main(["--quick", "--runs", str(path), *more]) == 0
     assert "breast_cancer" in capsys.readouterr().out and paper_runs.read(path)

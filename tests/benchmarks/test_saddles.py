@@ -26,7 +26,7 @@ def one_thread():
 def test_quick_run_reports_and_draws(one_thread, tmp_path, capsys, names):
     assert saddles.main(["--quick", "--problems", *names, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    document = json.loads(read_text(tmp_path / "saddles.json.gz"))
+    document = json.loads(read_text(tmp_path / "saddles.json.xz"))
     assert list(document["problems"]) == names
     for name, entry in document["problems"].items():
         assert f"**{name}**" in printed
@@ -38,7 +38,7 @@ def test_quick_run_reports_and_draws(one_thread, tmp_path, capsys, names):
     figure = tmp_path / "saddles.png"
     assert figure.read_bytes().startswith(b"\x89PNG")
     figure.unlink()
-    assert saddles.main(["--from", str(tmp_path / "saddles.json.gz"), "--out", str(tmp_path)]) == 0
+    assert saddles.main(["--from", str(tmp_path / "saddles.json.xz"), "--out", str(tmp_path)]) == 0
     again = capsys.readouterr().out
     assert figure.exists() and again.strip() in printed
 

@@ -20,7 +20,7 @@ from benchmarks.reporting import read_text
 def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stochastic.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "breast_cancer" in capsys.readouterr().out
-    document = json.loads(read_text(tmp_path / "stochastic.json.gz"))
+    document = json.loads(read_text(tmp_path / "stochastic.json.xz"))
     assert len(document["runs"]) == 2 * 5
     for run in document["runs"]:
         trace = run["trace"]
@@ -35,7 +35,7 @@ def test_stochastic_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     again = tmp_path / "again"
     again.mkdir()
-    stochastic.main(["--from", str(tmp_path / "stochastic.json.gz"), "--out", str(again)])
+    stochastic.main(["--from", str(tmp_path / "stochastic.json.xz"), "--out", str(again)])
     assert (again / "table.md").read_text() == (tmp_path / "table.md").read_text()
     assert (again / "stochastic.png").exists()
 

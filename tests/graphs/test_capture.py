@@ -15,7 +15,7 @@ from torch import nn
 
 import sanc
 from preset_options import composed
-from sanc.graphs import capture, recording
+from sanc.graphs import capture, recording, work
 from sanc.graphs.recording import identity, reset_gradient_accumulators
 from sanc.lab.authors import AUTHORS
 from tensors import flat
@@ -26,7 +26,7 @@ NUMBERS = ("rho", "sigma", "grad_norm", "ritz_value", "step_norm", "model_decrea
 
 @pytest.fixture(autouse=True)
 def record_on_all_devices(monkeypatch):
-    monkeypatch.setattr(capture, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(recording, "DEVICES", ("cuda", "cpu"))
 
 
 def network(kind="mlp", dtype=torch.float64):
@@ -267,7 +267,7 @@ def test_a_plain_closure_cannot_be_recorded():
 
 
 def test_a_device_without_graphs_gives_a_warning(monkeypatch):
-    monkeypatch.setattr(capture, "DEVICES", ("cuda",))
+    monkeypatch.setattr(recording, "DEVICES", ("cuda",))
     model = network()
     with pytest.warns(RuntimeWarning, match="the parameters are on cpu"):
         train(model, batches(2), True, preset="paper")
@@ -626,3 +626,62 @@ def test_work_that_cannot_be_recorded_is_done_eagerly_with_one_warning(monkeypat
     assert len(caught) == 1
     assert torch.equal(weights, expected)
     assert not any(replayed)
+
+
+def test_by_default_the_work_of_averaged_steps_is_recorded_for_small_networks(monkeypatch):
+    """With closures the passes are eager, so that the loss may draw random numbers."""
+
+    def train_with_closures(captured):
+        model = network("dropout")
+        opt = sanc.SANC(model.parameters(), seed=3, capture=captured, weight_decay=0.01)
+        for x, y in batches(25):
+            opt.step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y))
+        assert opt.record.branch == sanc.Branch.AVERAGED
+        return flat(model), opt.capture_reason
+
+    recorded_works = []
+    record = recording.Recorder.record
+    monkeypatch.setattr(recording.Recorder, "record", lambda *args: recorded_works.append(args) or record(*args))
+    (eager, replayed), (eager_closures, _) = train_without_closures(False), train_with_closures(False)
+    assert not recorded_works and not any(replayed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights, replayed = train_without_closures(None)
+        assert torch.equal(weights, eager) and all(replayed[1:])
+        weights, reason = train_with_closures(None)
+        assert torch.equal(weights, eager_closures) and "capture = True" in reason
+        monkeypatch.setattr(work, "MAX_ENTRIES", 10)
+        count = len(recorded_works)
+        weights, replayed = train_without_closures(None)
+    assert count > 4 and len(recorded_works) == count  # two kinds of steps, and refreshes, of both
+    assert torch.equal(weights, eager) and not any(replayed)
+
+
+def test_a_refresh_that_cannot_be_recorded_is_made_eagerly(monkeypatch):
+    record = recording.Recorder.record
+
+    def fails(self, body):
+        outputs = record(self, body)
+        if not outputs.outputs:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return outputs
+
+    expected, _ = train_without_closures(False)
+    monkeypatch.setattr(recording.Recorder, "record", fails)
+    weights, replayed = train_without_closures(None)
+    assert torch.equal(weights, expected) and not any(replayed[5:])  # the first refresh is at step 1, 2 or 4
+
+
+def test_work_is_not_recorded_again_and_again_for_parameters_that_take_turns(monkeypatch):
+    monkeypatch.setattr(work, "MAX_METRICS", 2)
+    model = network()
+    opt = sanc.SANC(model.parameters(), seed=3)
+    replayed = []
+    for k, (x, y) in enumerate(batches(30)):
+        model[0].weight.requires_grad_(k < 20 or k % 2 == 0)
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        opt.step()
+        replayed.append(not opt.capture_reason)
+    assert all(replayed[1:20]) and not any(replayed[23:])
+    assert "change too often" in opt.capture_reason

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sanc.autograd.leaves import Leaves
+from sanc.autograd.vector_work import CALLED, VectorWork
 from sanc.core.meter import Meter
 from sanc.core.oracle import Oracle
 from sanc.core.space import Vector
@@ -24,12 +25,12 @@ class GradientOnlyOracle(Oracle):
         As in `Oracle`.
     g : Tensor
         The gradient, with weight decay, as a flat vector.
-    do_work : callable or None
-        Returns ``work(f, ∇f, inputs)``, replayed from a CUDA graph where possible; None: the work is called.
+    vector_work : VectorWork
+        Does the vector work of averaged steps.
     """
 
     has_values = False
-    do_work: Callable[[Any, Tensor, Tensor, Any], list[Tensor]] | None = None
+    vector_work: VectorWork = CALLED
 
     def __init__(self, leaves: Leaves, point: Tensor, meter: Meter) -> None:
         self.space, self.parameters = leaves.space(), point
@@ -48,7 +49,7 @@ class GradientOnlyOracle(Oracle):
     def work_at_gradient(self, work: Any, inputs: Any) -> list[Any]:
         """Return ``work(f, ∇f, inputs)``; f is unknown, and 0 stands for it."""
         value = self.g.new_zeros((), dtype=torch.float64)
-        return list(work(value, self.g, inputs)) if self.do_work is None else self.do_work(work, value, self.g, inputs)
+        return self.vector_work.step(work, value, self.g, inputs)
 
     def value(self, x: Vector) -> NoReturn:
         raise NotImplementedError

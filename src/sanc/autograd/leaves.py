@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -112,14 +113,22 @@ class Leaves:
     @property
     def intact(self) -> bool:
         """Whether the leaves still have the shapes, type and device of the flat vectors."""
-        kinds = [(leaf.dtype, leaf.device) for leaf in self.tensors]
-        shapes = [tuple(self.local_tensor(leaf).shape) for leaf in self.tensors]
-        return kinds == [(dtype, self.device) for dtype in self._types] and shapes == self.shapes
+        device = self.device
+        pairs = zip(self.tensors, self._types, strict=True)
+        has_kinds = all(leaf.dtype is dtype and leaf.device == device for leaf, dtype in pairs)
+        return has_kinds and [self.local_tensor(leaf).shape for leaf in self.tensors] == self.shapes
 
     def matches(self, other: Leaves) -> bool:
         """Return whether both have the same leaves, shapes, type and device, so that vectors of one fit the other."""
+        if self is other:
+            return True
         same = self.shapes == other.shapes and (self._types, self.device) == (other._types, other.device)
-        return same and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+        return same and all(map(operator.is_, self.tensors, other.tensors))
+
+    def fits(self, tensors: Sequence[Tensor], decays: Sequence[float], rates: Sequence[float]) -> bool:
+        """Return whether a layout of these leaves, with these decays and rates, would be equal to this one."""
+        same_leaves = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
+        return same_leaves and self.decays == list(decays) and self.rates == list(rates) and self.intact
 
     def indices_in(self, other: Leaves) -> list[int | None]:
         """Return the index of each leaf in the other layout; None if it is not there with the same shape and type."""
@@ -144,8 +153,8 @@ class Leaves:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Split a flat vector into views with the shapes of the leaves."""
-        pieces = torch.split_with_sizes(vector, self._sizes)
-        return [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        pieces = zip(torch.split_with_sizes(vector, self._sizes), self.shapes, strict=True)
+        return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pieces]
 
     def pack(self, vector: Tensor) -> list[Tensor]:
         """Split a vector into tensors to be saved with the leaves; `flatten` is the inverse."""
@@ -154,7 +163,7 @@ class Leaves:
     def read(self) -> Tensor:
         """Copy the leaves, or their master values, into a new flat vector."""
         with torch.no_grad():
-            return torch.cat([self._values(leaf).reshape(-1) for leaf in self.tensors])
+            return torch.cat([self._values(leaf).flatten() for leaf in self.tensors])
 
     def _values(self, leaf: Tensor) -> Tensor:
         """Return the values of the part of a leaf that this process holds, in the type of the vectors."""
@@ -206,4 +215,4 @@ def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return one tensor as a flat one of this type."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()  # the gradients of an embedding may be sparse
-    return tensor.to(dtype).reshape(-1)
+    return (tensor if tensor.dtype is dtype else tensor.to(dtype)).flatten()

@@ -17,6 +17,7 @@ from sanc.autograd.buffers import FORWARD_HOOK, Buffers, RestoredBuffers
 from sanc.autograd.leaves import Closure, Grads, Leaves, PartMoments, Sample
 from sanc.autograd.passes import ClosurePasses
 from sanc.autograd.products import HVP_MODES, OPERATORS, OptimizerHvpMode
+from sanc.autograd.vector_work import CALLED, VectorWork
 from sanc.core.caching import RecentCache
 from sanc.core.meter import Meter
 from sanc.core.oracle import Operator
@@ -38,6 +39,8 @@ class AutogradOracle(ClosurePasses):
         As in `Oracle`.
     leaves, hvp, style
         As in `ClosurePasses`.
+    vector_work : VectorWork
+        Does the vector work of averaged steps.
     raw_loss : Tensor or None
         Loss of the first gradient pass, without weight decay.
     reached : list of bool
@@ -55,6 +58,7 @@ class AutogradOracle(ClosurePasses):
     """
 
     max_overflow_calls = MAX_OVERFLOW_CALLS
+    vector_work: VectorWork = CALLED
 
     def __init__(
         self, leaves: Leaves, *, hvp: OptimizerHvpMode = "auto", meter: Meter | None = None, exact: bool = False
@@ -245,7 +249,7 @@ class AutogradOracle(ClosurePasses):
 
         `work` is an `AveragedStep` of `sanc.minibatch.averaging`, and `inputs` are its `StepInputs`.
         """
-        return list(work(*self.unread_gradient(work.gradient_point(inputs)), inputs))
+        return self.vector_work.step(work, *self.unread_gradient(work.gradient_point(inputs)), inputs)
 
     def fall_back(self, error: SecondDerivativeError) -> None:
         """Change hvp from "auto" to differences of gradients, with a warning; raise the error for any other hvp."""

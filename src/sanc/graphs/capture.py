@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Leaves
@@ -15,11 +14,13 @@ from sanc.core.method import Method
 from sanc.core.model import KrylovModel
 from sanc.errors import warn
 from sanc.graphs.oracle import CapturedOracle
-from sanc.graphs.recording import BatchNotRecordableError, NotRecordableError, Recorder, signature
-from sanc.graphs.work import RecordedWork
-
-DEVICES = ("cuda",)
-"""Devices on which steps are recorded. On others a recording runs eagerly, which is useful for tests only."""
+from sanc.graphs.recording import (
+    BatchNotRecordableError,
+    NotRecordableError,
+    Recorder,
+    device_obstacle,
+    signature,
+)
 
 MAX_KINDS = 4
 """The most kinds of batches (shapes, losses) that are recorded, since each needs its own memory. Four are enough for
@@ -49,18 +50,15 @@ class Capture:
         self._oracles: dict[tuple[Any, ...], CapturedOracle] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._recorder: Recorder | None = None
-        self._work: RecordedWork | None = None
-        self._work_reason = ""  # why the work of steps without closures cannot be recorded
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the recordings, which belong to this process and its device."""
-        return self.__dict__ | {"_oracles": {}, "_recorder": None, "_work": None, "_seen": Counter()}
+        return self.__dict__ | {"_oracles": {}, "_recorder": None, "_seen": Counter()}
 
     def reset(self) -> None:
         """Delete all recordings, since their parameters were replaced."""
         self._oracles.clear()
-        self._work = None
 
     def oracle(
         self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None, *, first: bool
@@ -85,7 +83,7 @@ class Capture:
 
     def _obstacle(self, batches: Sequence[Any], leaves: Leaves, hvp: str, microbatch: int | None) -> str:
         """Return why this step cannot be recorded; empty if it can."""
-        if obstacle := _device_obstacle(leaves.device):
+        if obstacle := device_obstacle(leaves.device):
             return obstacle
         if hvp == "finite-difference":
             return 'hvp = "finite-difference" chooses its step on the host'
@@ -151,31 +149,8 @@ class Capture:
             self._recorder = Recorder(device)
         return self._recorder
 
-    def do_work(self, work: Any, value: Tensor, g: Tensor, inputs: Any) -> list[Tensor]:
-        """Do the vector work of a step without a closure, from a recording where that is possible.
-
-        Return ``work(value, g, inputs)``.
-        """
-        self.reason = self._work_reason or _device_obstacle(g.device)
-        if not self.reason:
-            self._work = self._work or RecordedWork(self._recorder_on(g.device))
-            try:
-                return self._work(work, value, g, inputs)
-            except RuntimeError as error:
-                text = str(error).strip().split("\n")[0]
-                self.reason = self._work_reason = f"the step cannot be recorded ({text})"
-                self._work = None
-        self._warn()
-        return list(work(value, g, inputs))
-
     def _warn(self) -> None:
         """Warn once that steps are eager."""
         if not self._warned:
             self._warned = True
             warn(f"capture = True has no effect: {self.reason}.", RuntimeWarning)
-
-
-def _device_obstacle(device: torch.device) -> str:
-    """Return why steps on this device cannot be recorded; empty if they can."""
-    has_graphs = device.type in DEVICES
-    return "" if has_graphs else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"

@@ -18,9 +18,18 @@ from sanc.autograd.batches import Batch
 from sanc.autograd.leaves import Sample
 from sanc.errors import SancError
 
+DEVICES = ("cuda",)
+"""Devices on which steps are recorded. On others a recording runs eagerly, which is useful for tests only."""
+
 _WARM_UPS = 2
 """Calls before a recording, as PyTorch's notes on CUDA graphs require: libraries are initialised lazily. One more call
 follows in `Recorder._check_asynchronous`."""
+
+
+def device_obstacle(device: torch.device) -> str:
+    """Return why steps on this device cannot be recorded; empty if they can."""
+    has_graphs = device.type in DEVICES
+    return "" if has_graphs else f"the parameters are on {device}, and only {', '.join(DEVICES)} has graphs"
 
 
 class NotRecordableError(SancError):

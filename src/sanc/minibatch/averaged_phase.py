@@ -241,7 +241,7 @@ class AveragedPhase:
         if move.gradient_point is not None:
             self._next_gradient_point = move.point, move.gradient_point
         if self._can_read_later(state, oracle):
-            return self._postpone_results(state, move, scalars, oracle.space.eps)
+            return self._postpone_results(state, move, scalars, oracle)
         step = _ReadStep(scalars, StepResults(*move.results.tolist()), oracle.space.eps)
         state, outcome = self._outcome_if_rejected(state, x, oracle, step.results, loss_at_first_point)
         return self._accepted_outcome(state, x, oracle, move, step, second_order_sigma) if outcome is None else outcome
@@ -284,12 +284,12 @@ class AveragedPhase:
         return self.metric.preconditioner.always_finite and not needs_results
 
     def _postpone_results(
-        self, state: MinibatchState, move: _Move, scalars: StepScalars[float], eps: float
+        self, state: MinibatchState, move: _Move, scalars: StepScalars[float], oracle: Oracle
     ) -> IterationOutcome:
         """Update metric and vectors, and leave the results on the device until `finish_step`."""
-        self.metric.refresh(state.steps + 1 - state.last_extension)
+        self.metric.refresh(state.steps + 1 - state.last_extension, oracle)
         record = Record(state.iteration, branch=Branch.AVERAGED)
-        self._unread = _UnreadStep(scalars, HostCopy(move.results), record, eps)
+        self._unread = _UnreadStep(scalars, HostCopy(move.results), record, oracle.space.eps)
         state = replace(state, offset=move.offset, distance=move.with_direction_sum(state.distance))
         return IterationOutcome(state, move.point, record)
 
@@ -315,7 +315,7 @@ class AveragedPhase:
     ) -> IterationOutcome:
         """Update the metric; return the new point, the next state and the record."""
         value = step.results.value if oracle.has_values else math.nan
-        self.metric.refresh(state.steps + 1 - state.last_extension)
+        self.metric.refresh(state.steps + 1 - state.last_extension, oracle)
         were_at_average = _are_at_average(state, oracle)
         losses, distance = state.losses, move.with_direction_sum(state.distance)
         if oracle.has_values:

@@ -19,7 +19,7 @@ Only x and the offset z − x are stored, so a caller who changes the parameters
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -394,7 +394,14 @@ class VectorWorkOracle(Protocol):
     """An oracle that combines a gradient with vector work, without a transfer of the loss to the host in between.
 
     It may replay both from a CUDA graph.
+
+    Attributes
+    ----------
+    vector_work : object
+        Has a method `refresh`, which refreshes parts of a preconditioner, and may replay that too.
     """
+
+    vector_work: Any
 
     def work_at_gradient(self, work: AveragedStep, inputs: StepInputs) -> list[Tensor]:
         """Return ``work(f, ∇f, inputs)`` with the gradient at ``work.gradient_point(inputs)``."""

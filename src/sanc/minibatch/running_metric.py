@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
-from sanc.minibatch.averaging import AveragedStep
+from sanc.minibatch.averaging import AveragedStep, VectorWorkOracle
 from sanc.minibatch.metrics.base import (
     Metric,
     Preconditioner,
@@ -79,10 +79,12 @@ class RunningMetric:
             )
         return self._steps[is_projected]
 
-    def refresh(self, steps: int) -> None:
+    def refresh(self, steps: int, oracle: Oracle) -> None:
         """Refresh the parts that are due after so many steps since parameters last joined."""
         assert self.preconditioner is not None
-        refresh_parts(self.preconditioner, due_parts(steps, self._settings.refresh, self.preconditioner.parts))
+        parts = due_parts(steps, self._settings.refresh, self.preconditioner.parts)
+        refresh = oracle.vector_work.refresh if parts and isinstance(oracle, VectorWorkOracle) else refresh_parts
+        refresh(self.preconditioner, parts)
 
     # What is saved, and other parameters.
 

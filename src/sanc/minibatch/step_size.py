@@ -55,9 +55,10 @@ _CONVERGED_FRACTION = 0.01
 norm of the last step relative to that of an averaged step."""
 _REGROWTH_FACTOR = 1.5
 """Factor by which a reduced η grows back in one step of five, if the last steps are aligned."""
-_DECAY_THRESHOLD = 0.1
-"""A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that smaller
-steps pay only near the end of a run, as in schedules with a constant rate and a short decay."""
+_DECAY_THRESHOLD = 0.003
+"""A decay of `lr` reduces η only below this fraction of its peak. The average already removes noise, so that a decay
+only loses steps; docs/constants.md has larger thresholds. A cosine decay to zero reaches it in the last 4 % of a run.
+"""
 DISTANCE_DECAY = 0.998
 """Decay of the sums in the distance bound: a mean over about 500 steps, many times `warm_up`."""
 

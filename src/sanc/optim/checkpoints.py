@@ -228,6 +228,7 @@ def restore(
         driver.oracle.hvp = run_state["hvp"]
     if driver.capture is not None:
         driver.capture.reset()
+    driver.vector_work.reset()
     driver.last_leaves = leaves
     driver.masters.keep_only([])
     if leaves is not None and masters is not None:

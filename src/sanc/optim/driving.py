@@ -26,12 +26,14 @@ from sanc.autograd.oracle import AutogradOracle
 from sanc.autograd.precision import callers_precision
 from sanc.autograd.products import OptimizerHvpMode
 from sanc.autograd.randomness import DrawTests, UndoneDraws, repeatable_draws
+from sanc.autograd.vector_work import CALLED, VectorWork
 from sanc.core.interrupts import interruptible, uninterrupted
 from sanc.core.meter import Meter
 from sanc.core.method import Method
 from sanc.core.record import Record
 from sanc.errors import ArgumentError, ArgumentTypeError, warn
 from sanc.graphs.capture import Capture
+from sanc.graphs.work import RecordedWork
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minibatch.training import SecondOrderTraining, TrainingIteration
 from sanc.optim.first_step import check_callable, check_closure
@@ -60,7 +62,9 @@ class Driver:
     check : bool
         Whether closures are checked before the first step.
     capture : Capture or None
-        The CUDA graphs that replay steps; None: all steps are eager.
+        The CUDA graphs that replay steps with closures; None: all these steps are eager.
+    vector_work : VectorWork
+        Does the vector work of averaged steps, from CUDA graphs where possible.
     meter : Meter
         The counters of all steps.
     unreached : list of Tensor
@@ -86,7 +90,7 @@ class Driver:
         *,
         hvp: OptimizerHvpMode,
         microbatch: int | None,
-        capture: bool,
+        capture: bool | None,
         check: bool,
         seed: int,
         mode: Mode,
@@ -114,6 +118,9 @@ class Driver:
         else:
             self.iteration = SecondOrderTraining(method, seed)
         self.capture = Capture(method) if capture else None
+        self.vector_work: VectorWork = CALLED
+        if capture is not False and not mode.is_distributed:
+            self.vector_work = RecordedWork(requested=capture is True)
 
     def __getstate__(self) -> dict[str, Any]:
         oracle = self.oracle.leaves, self.oracle.hvp, self.oracle.style
@@ -175,6 +182,7 @@ class Driver:
                 captured = self.capture.oracle(closures, leaves, self.oracle.hvp, self.microbatch, first=first)
             if captured is not None:  # its loss draws no random numbers
                 captured.fill(closures, self.meter)
+                captured.vector_work = self.vector_work
                 return self._iterate(captured, leaves.rates)
             repeats = not self.mode.is_distributed  # ranks evaluate together, so that none may repeat a call
             with repeatable_draws(leaves.device, self._draw_tests, repeats=repeats), FORWARD_HOOK:  # one for all calls
@@ -250,7 +258,7 @@ class Driver:
         """Bind the oracle of this optimiser to these samples and return it."""
         if not leaves.matches(self.oracle.leaves) or leaves.decays != self.oracle.leaves.decays:
             self.oracle = self._new_oracle(leaves, self.oracle.hvp, self.oracle.style)
-        self.oracle.meter = self.meter
+        self.oracle.meter, self.oracle.vector_work = self.meter, self.vector_work
         self.oracle.bind(*samples)
         return self.oracle
 
@@ -359,8 +367,7 @@ class Driver:
         try:
             x, y = self._average_and_gradient_point(leaves)
             oracle = self.mode.gradient_oracle(leaves, y, self.meter)
-            if self.capture is not None:
-                oracle.do_work = self.capture.do_work
+            oracle.vector_work = self.vector_work
             point, record = iteration.iterate(x, oracle, rates=leaves.rates)
         except BaseException:
             iteration.roll_back(snapshot)

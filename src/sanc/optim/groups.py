@@ -46,8 +46,13 @@ def _check_values(group: Mapping[str, Any]) -> None:
     require_bool("frozen", group["frozen"])
 
 
-def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leaves) -> Leaves:
-    """Return the trainable parameters: those that are not frozen and require a gradient."""
+def leaves_to_optimise(
+    groups: Groups, make_leaves: Callable[..., Leaves] = Leaves, last: Leaves | None = None
+) -> Leaves:
+    """Return the trainable parameters: those that are not frozen and require a gradient.
+
+    They are `last` itself, the leaves of the last step, if nothing has changed since then.
+    """
     for group in groups:
         _check_values(group)
     trained = [
@@ -63,6 +68,8 @@ def leaves_to_optimise(groups: Groups, make_leaves: Callable[..., Leaves] = Leav
     if not trained:
         raise ArgumentError(empty_message)
     leaves, decays, rates = zip(*trained, strict=True)
+    if last is not None and last.fits(leaves, decays, rates) and not any(map(_shares_entries, leaves)):
+        return last
     first = leaves[0]
     for p in leaves:
         reason = _reason_against(p, first)
@@ -98,7 +105,7 @@ def _reason_against(p: Tensor, first: Tensor) -> str:
         return f"is of {p.dtype}: keep parameters in float32, and use torch.autocast for lower precision"
     if p.layout != torch.strided:
         return f"has the layout {p.layout}: pass dense parameters"
-    if 0 in p.stride() and any(stride == 0 and side > 1 for stride, side in zip(p.stride(), p.shape, strict=True)):
+    if _shares_entries(p):
         return "has entries that share memory, as after expand(): pass a parameter of a contiguous tensor"
     if (p.dtype == torch.float64) != (first.dtype == torch.float64) or p.device != first.device:
         return (
@@ -106,6 +113,12 @@ def _reason_against(p: Tensor, first: Tensor) -> str:
             "to optimise on one device in one type"
         )
     return ""
+
+
+def _shares_entries(p: Tensor) -> bool:
+    """Return whether entries of a tensor share memory, as after expand()."""
+    strides = p.stride()
+    return 0 in strides and any(stride == 0 and side > 1 for stride, side in zip(strides, p.shape, strict=True))
 
 
 def label_of(groups: Groups, parameter: Tensor) -> str:

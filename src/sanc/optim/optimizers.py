@@ -73,11 +73,13 @@ class CubicOptimizer(Optimizer):
         convex in the output, the model has no negative curvature then, and steps do not follow any.
     microbatch : int, optional
         Largest number of rows of a `Batch` that are in memory at a time.
-    capture : bool
-        Record gradients, values and Krylov spaces as CUDA graphs and replay them, for samples given as `Batch`. The
-        loss function must be the same in every step, draw no random numbers and decide nothing on the host. Without a
-        closure only the work of the optimiser is recorded, and the loss may be any. A step that cannot be recorded runs
-        without a graph, and a warning gives the reason, which `capture_reason` holds too.
+    capture : bool, optional
+        Replay recorded CUDA graphs. By default those of the work of the optimiser in averaged steps, for parameters of
+        up to two million entries, where the host takes longer than the GPU; the loss may be any. True: for parameters
+        of any size, and with samples given as `Batch` also gradients, values and Krylov spaces. The loss function must
+        then be the same in every step, draw no random numbers and decide nothing on the host. A step that cannot be
+        recorded runs without a graph, and a warning gives the reason, which `capture_reason` holds too. False: record
+        nothing.
     seed : int, optional
         Seed of the optimiser and of the random numbers in closures; by default it is drawn from torch's generator.
     check : bool
@@ -123,7 +125,7 @@ class CubicOptimizer(Optimizer):
         weight_decay: float = 0.0,
         hvp: OptimizerHvpMode = "auto",
         microbatch: int | None = None,
-        capture: bool = False,
+        capture: bool | None = None,
         seed: int | None = None,
         check: bool = True,
         process_group: Any = DEFAULT,
@@ -138,13 +140,14 @@ class CubicOptimizer(Optimizer):
         method = self._compose(preset, options)
         one_of("hvp", hvp, OPTIMIZER_HVP_MODES)
         require_integer("microbatch", microbatch, 1, optional=True)
-        for name, value in (("capture", capture), ("check", check)):
-            require_bool(name, value)
+        require_bool("check", check)
+        if capture is not None:
+            require_bool("capture", capture)
         require_integer("seed", seed, 0, optional=True)
         require_integer("compare_every", compare_every, 0, optional=True)
         super().__init__(_checked_params(params), {"lr": lr, "weight_decay": weight_decay, "frozen": False})
         self.defaults["momentum"] = 0.0  # OneCycleLR and CyclicLR require it, and set it in groups, without effect
-        mode = find_mode(process_group, compare_every, self._parameters(), capture=capture)
+        mode = find_mode(process_group, compare_every, self._parameters(), capture=bool(capture))
         largest_lr = max(group["lr"] for group in self.param_groups)
         if lr_warning := first_warning(largest_lr):
             warn(lr_warning)
@@ -201,9 +204,14 @@ class CubicOptimizer(Optimizer):
 
     @property
     def capture_reason(self) -> str:
-        """Why the last step was not replayed from a CUDA graph; empty if it was."""
-        capture = self._driver.capture
-        return "capture = False" if capture is None else capture.reason
+        """Why the last step was not replayed from a CUDA graph; empty if it was.
+
+        With closures this is about all of the step, without them about the work of the optimiser.
+        """
+        driver = self._driver
+        if driver.without_closures:
+            return driver.vector_work.reason
+        return "capture = True was not passed" if driver.capture is None else driver.capture.reason
 
     @property
     def _iteration(self) -> TrainingIteration:
@@ -301,7 +309,7 @@ class CubicOptimizer(Optimizer):
 
     def _leaves(self) -> Leaves:
         """Return the trainable parameters of the next step."""
-        leaves = leaves_to_optimise(self.param_groups, self._driver.leaves)
+        leaves = leaves_to_optimise(self.param_groups, self._driver.leaves, self._driver.last_leaves)
         minibatch = self._driver.method.minibatch
         if leaves.is_low_precision and (minibatch is None or minibatch.curvature):
             reason = "and was not when the optimiser was constructed: convert the model before that"

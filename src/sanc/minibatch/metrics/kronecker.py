@@ -162,20 +162,6 @@ class _Side:
         self.basis = torch.zeros_like(self.factor)
         self.basis.diagonal(dim1=1, dim2=2).fill_(1.0)
 
-    def refreshed_basis(self) -> Tensor:
-        """Return the basis after a step of the power method: the orthonormal factor of (F + δI)Q.
-
-        The columns are first sorted by QᵀFQ, largest first. δ leaves basis vectors in the null space of F unchanged, so
-        that they do not depend on roundoff.
-        """
-        ridge = _RELATIVE_RIDGE * self.factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-        product = self.factor @ self.basis
-        order = (self.basis * product).sum(1).argsort(dim=1, descending=True, stable=True)[:, None, :]
-        order = order.expand_as(self.basis)
-        sorted_basis = self.basis.gather(2, order)
-        new_basis, succeeded = orthonormal(product.gather(2, order) + ridge * sorted_basis)
-        return torch.where(succeeded[:, None, None], new_basis, sorted_basis)
-
 
 class _Stack:
     """Matrices of one shape, with their factors, eigenbases and second moments stacked.
@@ -253,14 +239,24 @@ class _Stack:
 
         A diagonal V in the old basis has, with U = Q_newᵀQ_old, the diagonal (U∘U)V in the new one.
         """
-        new = self._rows.refreshed_basis()
-        moments = torch.bmm((new.mT @ self._rows.basis).square(), self._by_rows(self._second_moment))
-        self._rows.basis.copy_(new)
-        moments, new = moments.view(self._second_moment.shape), self._columns.refreshed_basis()
-        moments = torch.bmm(self._by_columns(moments), (new.mT @ self._columns.basis).square().mT)
-        self._columns.basis.copy_(new)
+        rows, columns = self._rows, self._columns
+        new_rows, new_columns = self._refreshed_bases()
+        moments = torch.bmm((new_rows.mT @ rows.basis).square(), self._by_rows(self._second_moment))
+        moments = moments.view(self._second_moment.shape)
+        moments = torch.bmm(self._by_columns(moments), (new_columns.mT @ columns.basis).square().mT)
+        rows.basis.copy_(new_rows)
+        columns.basis.copy_(new_columns)
         self._second_moment.copy_(self._from_columns(moments))
         self._epsilon.copy_(epsilon_for(self._second_moment.amax(dim=(1, 2), keepdim=True)))
+
+    def _refreshed_bases(self) -> tuple[Tensor, Tensor]:
+        """Return the refreshed bases of both sides, computed together if their blocks have the same size."""
+        rows, columns = self._rows, self._columns
+        if rows.block_side != columns.block_side:
+            return refreshed_basis(rows.factor, rows.basis), refreshed_basis(columns.factor, columns.basis)
+        factors, bases = torch.cat([rows.factor, columns.factor]), torch.cat([rows.basis, columns.basis])
+        new_rows, new_columns = refreshed_basis(factors, bases).split([len(rows.factor), len(columns.factor)])
+        return new_rows, new_columns
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that is changed in place."""
@@ -299,6 +295,20 @@ class _Stack:
         for index, count in zip(self.indices, self._counts, strict=True):
             yield index, (begin, begin + count)
             begin += count
+
+
+def refreshed_basis(factor: Tensor, basis: Tensor) -> Tensor:
+    """Return bases Q after a step of the power method on factors F: the orthonormal factor of (F + δI)Q.
+
+    The columns are first sorted by QᵀFQ, largest first. δ leaves basis vectors in the null space of F unchanged, so
+    that they do not depend on roundoff.
+    """
+    ridge = _RELATIVE_RIDGE * factor.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    product = factor @ basis
+    order = (basis * product).sum(1).argsort(dim=1, descending=True, stable=True)[:, None, :].expand_as(basis)
+    sorted_basis = basis.gather(2, order)
+    new_basis, succeeded = orthonormal(product.gather(2, order) + ridge * sorted_basis)
+    return torch.where(succeeded[:, None, None], new_basis, sorted_basis)
 
 
 def orthonormal(a: Tensor) -> tuple[Tensor, Tensor]:
