@@ -950,6 +950,41 @@ def fail_alone(parts, moments):
     return found
 
 
+def start_training(model, opt):
+    opt.train()
+
+
+def move_and_project(steps):
+    """Clamp the parameters from a step on, and call `eval`, often `state_dict`, and `train` after each step.
+
+    Return the parameters, and after each step the number of those in which further changes are expected.
+    """
+    rank, size = rank_and_size()
+    model = deep(size > 1)
+    opt = sanc.SANC(model.parameters(), seed=0)
+    seen = []
+    for number, batch in enumerate(batches(steps)):
+        opt.train()
+        opt.zero_grad()
+        loss_of(model)(*share(batch, rank, size)).backward()
+        opt.step()
+        before = opt._driver.mode.ranks.collectives if size > 1 else 0
+        opt.eval()
+        if number % 2:
+            opt.train()
+            opt.eval()
+        if size > 1:  # no rank waits for another
+            assert opt._driver.mode.ranks.collectives == before
+        if number % 3 == 0:
+            opt.load_state_dict(opt.state_dict())
+        if number >= steps // 2:
+            with torch.no_grad():
+                for p in model.parameters():
+                    (p.to_local() if hasattr(p, "to_local") else p).clamp_(-0.1, 0.1)
+        seen.append(opt._iteration.state.caller.projection_countdown)
+    return seen, gathered(opt)
+
+
 def recover():
     """Undo a change after the error that it caused, and train on; return the parameters of both and an error."""
     rank, size = rank_and_size()

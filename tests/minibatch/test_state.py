@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import sanc
+from sanc.core.space import Space
 from sanc.minibatch import joining, saved_states
+from sanc.minibatch.averaged_phase import after_move, with_total_checksum
+from sanc.minibatch.averaging import CHECKSUM_MODULUS, checksum
 from sanc.minibatch.iteration import MinibatchIteration
-from sanc.minibatch.state import PARTS, MinibatchState
+from sanc.minibatch.state import PARTS, CallerChanges, MinibatchState
 
 NUMBERS = {
     *("averaged", "below_bound", "caller_changed", "checksum", "disagreements", "distance_bound"),
@@ -81,6 +84,24 @@ def test_every_vector_is_rearranged_for_other_parameters():
         after = joining.rearranged(state, lambda vector, fill: torch.cat([vector, fill[2:]]), x, joins=joins)
         assert {name: v.shape for name, v in saved_states.saved_vectors(after).items()} == dict.fromkeys(VECTORS, (3,))
         assert math.isnan(after.caller.checksum) and after.last_extension == (7 if joins else 0)
+
+
+def test_moves_are_summed_over_ranks_with_the_next_step_or_before_saving():
+    """Two ranks that hold a half each: nothing is exchanged in a move, and the sums are those of one process."""
+    x, y = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    whole = Space(6, torch.float32, torch.device("cpu"))
+    state = MinibatchState(0, caller=CallerChanges(checksum=float(checksum(x)) % CHECKSUM_MODULUS))
+    moved = after_move(after_move(after_move(state, x, y, whole), y, x, whole), x, y, whole)
+    assert moved.caller.checksum == float(checksum(y)) % CHECKSUM_MODULUS and moved.caller.unsummed_checksum == 0.0
+    halves = Space(6, torch.float32, torch.device("cpu"))
+    exchanged = []
+    halves.sum_over_ranks = lambda part: exchanged.append(float(part)) or part
+    states = [after_move(state, *parts, halves) for parts in zip(x.split(3), y.split(3), strict=True)]
+    assert not exchanged and all(saved_states.saved_numbers(s) == saved_states.saved_numbers(state) for s in states)
+    unsummed = [s.caller.unsummed_checksum for s in states]
+    assert sum(unsummed) % CHECKSUM_MODULUS == (moved.caller.checksum - state.caller.checksum) % CHECKSUM_MODULUS
+    halves.sum_over_ranks = lambda part: part + unsummed[1]
+    assert with_total_checksum(states[0], halves).caller == moved.caller
 
 
 def test_a_name_of_a_part_is_in_the_error():

@@ -87,7 +87,8 @@ def test_a_rank_that_fails_before_the_first_exchange_ends_the_step_on_all(two):
 def everything_sharded(folder):
     found = rank_jobs.drift((rank_jobs.rate, rank_jobs.freeze), (2,), ("loss",), parts=1)
     found |= rank_jobs.drift((rank_jobs.rate,), (2,), ("gradients",), parts=1)
-    return found, rank_jobs.drift_before_saving(folder, [rank_jobs.rate], 1), rank_jobs.two_dimensional_mesh()
+    saving = rank_jobs.drift_before_saving(folder, [rank_jobs.rate, rank_jobs.start_training], 1)
+    return found, saving, rank_jobs.two_dimensional_mesh()
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,8 @@ def test_a_change_on_one_rank_with_sharded_parameters(two_sharded):
         (kind, text), (its_kind, its_text), files = saving["rate"]
         assert kind == its_kind == "RanksError" and files == []
         assert text == its_text and re.search(rank_jobs.DRIFTS[rank_jobs.rate], text), text
+        for kind, text in saving["start_training"][:2]:
+            assert kind == "RanksError" and "the last call of eval or train of rank 1 differs" in text, text
 
 
 @shards

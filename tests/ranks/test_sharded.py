@@ -54,6 +54,17 @@ def test_two_ranks_with_sharded_parameters_make_the_steps_of_one_process(two):
 
 @shards
 @pytest.mark.slow
+def test_changes_between_moves_of_sharded_parameters_are_detected_as_in_one_process():
+    """`eval` and `train` exchange nothing: the next step sums what they have changed."""
+    expected, x = rank_jobs.move_and_project(12)
+    assert [countdown > 0 for countdown in expected].index(True) == 7
+    for seen, y in without_errors(run_on_ranks(2, rank_jobs.move_and_project, 12)):
+        assert seen == expected
+        torch.testing.assert_close(y, x, rtol=1e-6, atol=1e-6)
+
+
+@shards
+@pytest.mark.slow
 def test_four_ranks_with_sharded_parameters_make_the_steps_of_one_process():
     agree(40, None, without_errors(run_on_ranks(4, rank_jobs.sharded, 40, timeout=300, limit=1500)), 1e-6)
 

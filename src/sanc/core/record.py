@@ -51,6 +51,7 @@ class Note(StrEnum):
     GRADIENT_DECIDED = "the change of f is below working precision, and the gradient norm decided"
     AT_MINIMUM = "the model has its minimum here"
     MOMENTUM = "momentum"
+    LONG_DIFFERENCES = "f has ripples: products are differences of gradients over the length of a step"
 
 
 @dataclass(frozen=True, slots=True)

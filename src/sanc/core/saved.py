@@ -55,8 +55,15 @@ def require_fields(where: str, saved: object, cls: Any, other_names: Collection[
 
 
 def _number_fields(cls: Any) -> list[Field[Any]]:
-    """Return the fields of plain numbers. Vectors have the default None, and mappings a factory."""
-    return [item for item in fields(cls) if item.default is not None and item.default_factory is MISSING]
+    """Return the fields of plain numbers. Vectors have the default None, and mappings a factory.
+
+    A field with the metadata "local" differs between ranks, and is neither compared nor saved.
+    """
+    return [
+        item
+        for item in fields(cls)
+        if item.default is not None and item.default_factory is MISSING and "local" not in item.metadata
+    ]
 
 
 def unknown_vector_error(where: str, name: str) -> ArgumentError:

@@ -131,7 +131,9 @@ class CallableOracle(Oracle):
         return self.gradient(x)
 
     def is_cached(self, x: Vector) -> tuple[bool, bool]:
-        return x in self._values, x in self._gradients
+        has_gradient = x in self._gradients
+        # With jac = True a value alone is of no use: `gradient` evaluates both again.
+        return x in self._values and (has_gradient or self.jac is not True), has_gradient
 
     def evaluate_gradient(self, x: Vector) -> Vector:
         """Call the callable, count the call and return ∇f(x)."""

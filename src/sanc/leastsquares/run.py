@@ -77,6 +77,10 @@ class LeastSquaresRun(Run):
         return False
 
     @property
+    def can_use_long_differences(self) -> bool:
+        return False
+
+    @property
     def tol(self) -> float:
         """Tolerance on the gradient norm in scaled variables, relative to the residuals."""
         point, test = self.full_x, self._point_test

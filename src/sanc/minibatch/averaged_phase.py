@@ -369,7 +369,7 @@ class AveragedPhase:
             record = self._completed(record, state, _ReadStep(scalars, results, eps), second_order_sigma)
             state = updates.after_results(state, self._settings, scalars, results)
             return FinishedStep(state, record, is_finite=True)
-        caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS)
+        caller = replace(state.caller, checksum=results.checksum % CHECKSUM_MODULUS, unsummed_checksum=0.0)
         state = replace(state, nonfinite_batches=state.nonfinite_batches + 1, caller=caller)
         note = "the gradient of the gradient sample is not finite"
         record = replace(record, branch=Branch.STAYED, grad_norm=results.grad_norm, note=note)
@@ -416,17 +416,21 @@ class AveragedPhase:
 def after_move(state: MinibatchState, current: Tensor, target: Tensor, space: Space) -> MinibatchState:
     """Return the state after the parameters are moved to the other point of the phase.
 
-    A checksum that is not that of the last step shows that the caller has changed the parameters.
+    One rank alone may move its entries, so that nothing is exchanged.
     """
-    before, after = (float(_total_checksum(v, space)) % CHECKSUM_MODULUS for v in (current, target))
-    caller = state.caller
-    has_changed = not math.isnan(caller.checksum) and before != caller.checksum
-    return replace(state, caller=replace(caller, checksum=after, caller_changed=caller.caller_changed or has_changed))
+    change = float(checksum(target) - checksum(current))
+    unsummed = (state.caller.unsummed_checksum + change) % CHECKSUM_MODULUS
+    state = replace(state, caller=replace(state.caller, unsummed_checksum=unsummed))
+    return state if space.sum_over_ranks is not None else with_total_checksum(state, space)
 
 
-def _total_checksum(v: Tensor, space: Space) -> Tensor:
-    """Return the checksum of a vector, also of its entries on other ranks."""
-    return checksum(v) if space.sum_over_ranks is None else space.sum_over_ranks(checksum(v))
+def with_total_checksum(state: MinibatchState, space: Space) -> MinibatchState:
+    """Return the state with a checksum that has what moves have added on all ranks, which call this together."""
+    caller, total = state.caller, state.caller.unsummed_checksum
+    if space.sum_over_ranks is not None:
+        total = float(space.sum_over_ranks(torch.tensor(total, dtype=torch.float64, device=space.device)))
+    expected = (caller.checksum + total) % CHECKSUM_MODULUS
+    return replace(state, caller=replace(caller, checksum=expected, unsummed_checksum=0.0))
 
 
 def _expecting_projections(state: MinibatchState) -> MinibatchState:

@@ -100,6 +100,8 @@ class StepScalars(NamedTuple, Generic[Number]):
         λ of the distance bound.
     lower_bound : float or Tensor
         b, a lower bound of f; −∞ if none is known, as without losses.
+    unsummed_checksum : float or Tensor
+        What is subtracted from the checksum of the parameters before the step.
     """
 
     clip_norm: Number
@@ -110,6 +112,7 @@ class StepScalars(NamedTuple, Generic[Number]):
     average_weight: Number
     distance_weight: Number
     lower_bound: Number
+    unsummed_checksum: Number
 
 
 class StepResults(NamedTuple):
@@ -135,7 +138,7 @@ class StepResults(NamedTuple):
         ‖z − x‖² with the new z and the old x. The norm of the step of x is c‖z − x‖. If entries have different weights
         c_i, this is ‖(c_i/c)(z − x)‖².
     checksum_before : float
-        Checksum of the parameters before the step.
+        Checksum of the parameters before the step, without what moves have added since the last step.
     checksum : float
         Checksum of the parameters that the step returns.
     unit_step_norm1 : float or None
@@ -304,7 +307,8 @@ class AveragedStep:
         if inputs.parameters is not None:
             before = inputs.parameters
             after = new_y = torch.where(is_finite, self._gradient_point(new_x, new_offset), before)
-        sums = [dual_norm_square, z_offset_norm_square, checksum(before), checksum(after)]
+        sums = [dual_norm_square, z_offset_norm_square, checksum(before) - scalars.unsummed_checksum]
+        sums.append(checksum(after))
         new_sum, distance_sums = self._update_distance(inputs, direction, step, new_offset, factor, distance_weight)
         totals = torch.stack([part.double() for part in sums + distance_sums])
         totals = totals if self._sum_over_ranks is None else self._sum_over_ranks(totals)

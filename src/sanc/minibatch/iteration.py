@@ -28,7 +28,7 @@ from sanc.core.space import Space, Vector
 from sanc.core.units import Units
 from sanc.errors import NonFiniteStartError
 from sanc.minibatch import batch_losses, joining, recovery, saved_states, step_size
-from sanc.minibatch.averaged_phase import AveragedPhase, after_move
+from sanc.minibatch.averaged_phase import AveragedPhase, after_move, with_total_checksum
 from sanc.minibatch.metrics.base import check_saved
 from sanc.minibatch.recovery import IterationOutcome
 from sanc.minibatch.running_metric import CreatePreconditioner, create_on_one_process
@@ -255,9 +255,14 @@ class MinibatchIteration:
         return self.averaged_phase.average(self.state, y)
 
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
-        """Compare the parameters with those of the last step, and expect other values from now on."""
+        """Expect other values of the parameters than those of the last step from now on."""
         self.finish_step()
         self.state = after_move(self.state, current, target, space)
+
+    def before_saving(self, space: Space) -> None:
+        """Sum over the ranks what only this one knows; the space is that of the parameters."""
+        self.finish_step()
+        self.state = with_total_checksum(self.state, space)
 
     # ------------------------------------------------------------------ saving and restoring
 

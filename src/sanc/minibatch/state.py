@@ -158,6 +158,9 @@ class CallerChanges:
         x before the last step, while the caller is assumed to project it.
     last_written_x : vector or None
         x after the last step, while the caller is assumed to project it.
+    unsummed_checksum : float
+        What moves between the two points of the phase have added since then to the checksum of this rank's entries, if
+        other ranks hold the rest. The next step sums it over the ranks.
     """
 
     checksum: float = math.nan
@@ -165,6 +168,7 @@ class CallerChanges:
     projection_countdown: int = 0
     last_x: Vector | None = None
     last_written_x: Vector | None = None
+    unsummed_checksum: float = field(default=0.0, metadata={"local": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,8 @@ class MinibatchState:
         `loss_mean`, its `loss_count`, `loss_variance` and `lowest_loss_mean`, `below_bound`, `stagnation_tests`,
         `tested_loss_mean` and `safe_point`.
     caller : CallerChanges
-        `checksum`, `caller_changed`, `projection_countdown`, `last_x` and `last_written_x`: how the caller changes x.
+        `checksum`, `caller_changed`, `projection_countdown`, `last_x`, `last_written_x` and `unsummed_checksum`: how
+        the caller changes x.
     """
 
     seed: int

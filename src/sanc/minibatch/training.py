@@ -22,7 +22,8 @@ class TrainingIteration(IterationProtocol, Protocol):
     for each parameter; without any, all are 1. `rearrange` adapts the state after parameters have joined
     or left. `read_record` returns the complete record of the last iteration if `iterate` returned before the results of
     its step were known; otherwise None. `average` and `gradient_point` convert between the two points of the averaged
-    phase, and `on_move` is called with the parameters before and after they are moved from one to the other.
+    phase, and `on_move` is called with the parameters before and after they are moved from one to the other, on one
+    rank alone or on all. All ranks that share the parameters call `before_saving` before `numbers` are saved.
     `pop_gradient_point` is called once, after an iteration without a closure, with the point that it returned.
 
     Attributes
@@ -47,6 +48,7 @@ class TrainingIteration(IterationProtocol, Protocol):
     def gradient_point(self, x: Vector) -> Vector: ...
     def pop_gradient_point(self, x: Vector) -> Vector: ...
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None: ...
+    def before_saving(self, space: Space) -> None: ...
 
 
 class SecondOrderTraining(Iteration):
@@ -82,3 +84,6 @@ class SecondOrderTraining(Iteration):
 
     def on_move(self, current: Tensor, target: Tensor, space: Space) -> None:
         """Do nothing: both points of the averaged phase are x."""
+
+    def before_saving(self, space: Space) -> None:
+        """Do nothing: all ranks have the same numbers."""

@@ -65,6 +65,7 @@ def step_scalars(
         average_weight=average_weight if settings.average.averaging else 1.0,
         distance_weight=step_size.distance_weight(state.distance),
         lower_bound=_lower_bound(state, settings.step_size) if has_values else -math.inf,
+        unsummed_checksum=state.caller.unsummed_checksum,
     )
 
 
@@ -224,6 +225,7 @@ def _after_checksums(state: MinibatchState, results: StepResults) -> CallerChang
     return replace(
         caller,
         checksum=results.checksum % CHECKSUM_MODULUS,
+        unsummed_checksum=0.0,
         caller_changed=is_known and results.checksum_before % CHECKSUM_MODULUS != caller.checksum,
         projection_countdown=max(0, caller.projection_countdown - 1),
     )

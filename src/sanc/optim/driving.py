@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -424,6 +424,16 @@ class Driver:
                 "average. Call eval() of the optimiser before you save or evaluate the model, and train() afterwards. "
                 "The state of the optimiser resumes in either mode."
             )
+
+    def compare_ranks(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `RanksError` if the ranks, which all call this, differ in parameters, options, decisions or mode."""
+        self.mode.compare(groups, self.iteration, at_average=self.at_average)
+
+    def before_saving(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Prepare for saving the state. All ranks that share the parameters call this, after the same calls."""
+        self.mode.before_saving(groups, self.iteration, at_average=self.at_average)
+        if self.last_leaves is not None:
+            self.iteration.before_saving(self.last_leaves.space())
 
     @uninterrupted
     @torch.no_grad()

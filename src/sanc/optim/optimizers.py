@@ -227,7 +227,7 @@ class CubicOptimizer(Optimizer):
 
         All ranks must call this method. It compares nothing if ``compare_every`` is 0.
         """
-        self._driver.mode.compare(self.param_groups, self._iteration)
+        self._driver.compare_ranks(self.param_groups)
 
     # Parameters.
 
@@ -373,7 +373,7 @@ class CubicOptimizer(Optimizer):
         all ranks call, compares them and writes nothing if they differ.
         """
         self._driver.warn_of_train_mode("state_dict() was called")
-        self._driver.mode.before_saving(self.param_groups, self._iteration)
+        self._driver.before_saving(self.param_groups)
         self.state.clear()
         write_states(self._driver, self.state)
         packed = super().state_dict()

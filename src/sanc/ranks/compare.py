@@ -35,7 +35,9 @@ _REMEDY_FOR_OPTIONS = (
     "ranks have trained different models, load a checkpoint."
 )
 
-_REMEDY_FOR_CALLS = "call load_state_dict and add_param_group on all ranks, between the same steps."
+_REMEDY_FOR_CALLS = (
+    "call load_state_dict, add_param_group, eval and train of the optimiser on all ranks, between the same steps."
+)
 
 _REMEDY_FOR_VALUES = (
     "it was changed on one rank only, or eval() or train() was called on one rank only, or the ranks have "
@@ -221,16 +223,21 @@ def _flat(numbers: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flattened
 
 
-def compare_between_steps(ranks: Ranks, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool) -> None:
+def compare_between_steps(
+    ranks: Ranks, groups: Sequence[Mapping[str, Any]], iteration: Any, whole: bool, *, at_average: bool
+) -> None:
     """Raise `RanksError` with the first parameter, option or decision that differs between the ranks.
 
     Options and decisions are compared first, since the number of parameters determines the size of the next exchange.
+    `at_average`, whether `eval` was called last, says of sharded parameters which values these are.
     """
     described = {"groups": [[_described(group, p) for p in group["params"]] for group in groups]}
-    row = torch.cat([digest(described), digest(iteration.numbers())]).to(ranks.device)
-    if ranks.first_difference(row, 2, "a comparison") is not None:
+    calls = digest({"at_average": at_average and not whole})
+    row = torch.cat([digest(described), digest(iteration.numbers()), calls]).to(ranks.device)
+    if ranks.first_difference(row, 3, "a comparison") is not None:
         _raise_different_parameters(ranks, groups)
         _raise_different_decisions(ranks, iteration)
+        ranks.compare(calls.to(ranks.device), ["the last call of eval or train"], "a comparison", _REMEDY_FOR_CALLS)
     if whole:
         names, tensors = named_parameters(groups)
         ranks.compare(_fingerprints(tensors), names, "a comparison", _REMEDY_FOR_VALUES)

@@ -96,11 +96,14 @@ class Mode:
     def finish_step(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
         """Finish a step."""
 
-    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
-        """Prepare for `state_dict`."""
+    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any, *, at_average: bool) -> None:
+        """Prepare for `state_dict`; `at_average`: `eval` was called last, not `train`."""
 
-    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
-        """Raise `RanksError` if parameters, options or decisions differ between the ranks, which all call this."""
+    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any, *, at_average: bool = False) -> None:
+        """Raise `RanksError` if parameters, options or decisions differ between the ranks, which all call this.
+
+        `at_average` (`eval` was called last, not `train`) is compared, too.
+        """
 
 
 class OneProcess(Mode):
@@ -204,13 +207,13 @@ class DataParallel(Mode):
             self._due = False
             self.compare(groups, iteration)
 
-    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def before_saving(self, groups: Sequence[Mapping[str, Any]], iteration: Any, *, at_average: bool) -> None:
         if not self.whole:  # otherwise a single rank may save the state
-            self.compare(groups, iteration)
+            self.compare(groups, iteration, at_average=at_average)
 
-    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any) -> None:
+    def compare(self, groups: Sequence[Mapping[str, Any]], iteration: Any, *, at_average: bool = False) -> None:
         if self._every:
-            compare_between_steps(self.ranks, groups, iteration, self.whole)
+            compare_between_steps(self.ranks, groups, iteration, self.whole, at_average=at_average)
 
 
 def rejoin(every: int) -> Mode:

@@ -72,6 +72,8 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     run.enter_face(current_face(run))
     value, g = run.oracle.gradient(run.x)
     ending = _test_current_point(run, value, run.gradient_norm(g))
+    if (ending.status is not None or run.stall_monitor.has_stalled) and run.leave_ripples():
+        return CONTINUE
     if ending.status is not None:
         return CONTINUE if ending.status.success and _leave_weak_bounds(run) else ending
     if run.stall_monitor.has_stalled:
@@ -80,7 +82,10 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     outcome = _iterate_once(run, ending.direction)
     if isinstance(outcome, Status):
         return Ending(outcome, limit_cause(run) if outcome is Status.ITERATION_LIMIT else "")
-    ending = run.check_step(MadeStep(before, run.x, g, outcome))
+    step = MadeStep(before, run.x, g, outcome)
+    ending = run.check_step(step)
+    if ending.status is None:
+        run.follow_ripples(step)
     return Ending(Status.CALLBACK) if report(run) else ending
 
 

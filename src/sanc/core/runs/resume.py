@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sanc.core.meter import Meter
+from sanc.core.runs.ripples import RippleMonitor
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled_objective import require_objective_exponent
 from sanc.core.runs.scaled_variables import saved_variable_scales, with_variable_scales
@@ -17,6 +18,13 @@ from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.saved import numbers_of, require_fields, require_mapping, require_vector, state_error
 from sanc.errors import ArgumentError
+
+_MONITORS: dict[str, Any] = {
+    "stall_monitor": StallMonitor,
+    "step_monitor": StepMonitor,
+    "ripple_monitor": RippleMonitor,
+}
+"""The monitors of a run, by their names in it and in a saved state."""
 
 
 def save_run(run: Run) -> dict[str, Any]:
@@ -29,8 +37,7 @@ def save_run(run: Run) -> dict[str, Any]:
         "tensors": [dict(tensors) for tensors in run.iteration.tensors()],
         "meter": asdict(run.oracle.meter),
         "cached": run.oracle.is_cached(run.x),
-        "stall_monitor": numbers_of(run.stall_monitor),
-        "step_monitor": numbers_of(run.step_monitor),
+        **{name: numbers_of(getattr(run, name)) for name in _MONITORS},
         "first_value": run.first_value,
         "oracle": run.oracle.numbers(),
     }
@@ -56,8 +63,8 @@ def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
     run.scale_objective(exponent)
     run.move_to(state["x"])
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
-    monitors = StallMonitor(**state["stall_monitor"]), StepMonitor(**state["step_monitor"])
-    run.restore_progress(*monitors, state["first_value"])
+    monitors = {name: kind(**state[name]) for name, kind in _MONITORS.items()}
+    run.restore_progress(**monitors, first_value=state["first_value"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)
@@ -107,7 +114,7 @@ def _check_iteration_state(run: Run, state: Mapping[str, Any]) -> list[dict[str,
 
 def _check_progress(state: Mapping[str, Any]) -> None:
     """Raise an error unless the numbers of a saved run have their types and ranges."""
-    for name, kind in (("meter", Meter), ("stall_monitor", StallMonitor), ("step_monitor", StepMonitor)):
+    for name, kind in {"meter": Meter, **_MONITORS}.items():
         require_fields(f"resume[{name!r}]", state[name], kind)
     cached, first_value = state["cached"], state["first_value"]
     if _types_of(cached) != [bool, bool]:

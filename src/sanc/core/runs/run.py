@@ -11,8 +11,9 @@ from sanc.core.acceptance import NOISE_DEVIATIONS
 from sanc.core.bounded.bounds import Box, FaceOracle
 from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
-from sanc.core.record import Record
+from sanc.core.record import Note, Record
 from sanc.core.runs.limits import Limits
+from sanc.core.runs.ripples import LongDifferenceOracle, RippleMonitor, falls_ahead
 from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.status import Ending
@@ -53,6 +54,8 @@ class Run:
         Counts iterations without progress beyond roundoff.
     step_monitor : StepMonitor
         Compares steps with values, gradients and products.
+    ripple_monitor : RippleMonitor
+        Detects steps that ripples of f keep short, and the length of differences that replace products then.
     time_is_up : callable
         Whether the time limit has passed.
     first_value : float
@@ -76,6 +79,7 @@ class Run:
     certificate: Certificate | None = None
     stall_monitor: StallMonitor = field(default_factory=StallMonitor)
     step_monitor: StepMonitor = field(default_factory=StepMonitor)
+    ripple_monitor: RippleMonitor = field(default_factory=RippleMonitor)
     time_is_up: Callable[[], bool] = lambda: False
     first_value: float = math.nan
     cause: str = ""
@@ -142,6 +146,16 @@ class Run:
     @property
     def can_scale_variables(self) -> bool:
         """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
+        return self._can_choose_curvature
+
+    @property
+    def can_use_long_differences(self) -> bool:
+        """Whether the run may continue with other products where f has ripples (`sanc.core.runs.ripples`)."""
+        return self._can_choose_curvature
+
+    @property
+    def _can_choose_curvature(self) -> bool:
+        """Whether variables or products of the run may change: not with a given σ0, nor with bounds."""
         is_free = self.oracle.exact and self.box is None
         return self.has_measured_sigma and self.needs_products and is_free
 
@@ -166,7 +180,12 @@ class Run:
         it is.
         """
         self.certificate = None
-        self.x, record = self.iteration.iterate(self.x, self.oracle, direction)
+        oracle, length = self.oracle, self.ripple_monitor.length
+        if length:
+            oracle = LongDifferenceOracle(oracle, length)
+        self.x, record = self.iteration.iterate(self.x, oracle, direction)
+        if length:
+            record = replace(record, note=record.note or Note.LONG_DIFFERENCES)
         self.history.append(self.unscaled_record(record))
         if self.oracle.exact:
             self._count_progress(record)
@@ -187,6 +206,30 @@ class Run:
             min_step_norm=ROUNDING_ERRORS * space.eps * space.norm(self.x) if self.oracle.differenced_gradient else 0.0,
             min_decrease=NOISE_DEVIATIONS * iteration.state.value_noise,
         )
+
+    def follow_ripples(self, step: MadeStep) -> None:
+        """Use long differences from now on, or no longer, if an iteration of an exact objective shows that."""
+        if not self.can_use_long_differences:
+            return
+        monitor = self.ripple_monitor.after(step.record)
+        if monitor.is_complete:
+            has_ripples = falls_ahead(self.oracle, step.before, step.after, monitor.path)
+            monitor = monitor.with_differences() if has_ripples else RippleMonitor()
+        self._set_ripple_monitor(monitor)
+
+    def leave_ripples(self) -> bool:
+        """Use the products of the oracle again, which test the point where the run may end; False: it used them."""
+        if not self.ripple_monitor.length:
+            return False
+        self._set_ripple_monitor(RippleMonitor())
+        self.stall_monitor = StallMonitor()
+        return True
+
+    def _set_ripple_monitor(self, monitor: RippleMonitor) -> None:
+        """Replace the monitor; σ and the units belong to the curvature on one of both lengths."""
+        if bool(monitor.length) is not bool(self.ripple_monitor.length):
+            self.reset_sigma_and_units()
+        self.ripple_monitor = monitor
 
     def check_step(self, step: MadeStep) -> Ending:
         """Compare a step of an exact objective with its derivatives, and return the ending that it causes."""
@@ -244,9 +287,16 @@ class Run:
         if self.unscaled_oracle.adapt_differences(relative_error):
             self.x = self.x * 1.0  # a new object, for which no gradient is cached
 
-    def restore_progress(self, stall_monitor: StallMonitor, step_monitor: StepMonitor, first_value: float) -> None:
+    def restore_progress(
+        self,
+        stall_monitor: StallMonitor,
+        step_monitor: StepMonitor,
+        ripple_monitor: RippleMonitor,
+        first_value: float,
+    ) -> None:
         """Continue with the monitors and the first value of a saved run."""
-        self.stall_monitor, self.step_monitor, self.first_value = stall_monitor, step_monitor, first_value
+        self.stall_monitor, self.step_monitor, self.ripple_monitor = stall_monitor, step_monitor, ripple_monitor
+        self.first_value = first_value
 
     def move_to(self, full_x: Vector) -> None:
         """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
