@@ -95,6 +95,7 @@ def with_variable_scales(run: Run, exponents: Sequence[int]) -> Run:
         oracle.solve(run.full_x),
         run.seed,
         history=run.history,
+        step_monitor=run.step_monitor.in_scaled_variables(),
         time_is_up=run.time_is_up,
         first_value=run.first_value,
     )
