@@ -15,9 +15,11 @@ from sanc.core.iteration import Iteration
 from sanc.core.runs.limits import Limits
 from sanc.core.runs.noise import tolerable_noise
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled_variables import in_scaled_variables
+from sanc.core.runs.scaled_variables import ScaledVariables, continue_in_scaled_variables
 from sanc.core.runs.step_checks import StepMonitor
+from sanc.core.runs.variables import PlainVariables
 from sanc.functions.oracle import CallableOracle
+from sanc.minimisation.reporting import ending_message
 from sanc.presets import PRESETS
 from zoo import rosen_torch
 
@@ -123,12 +125,13 @@ def test_a_run_that_tolerates_noise_still_does_in_scaled_variables():
     given, _ = scaled_rosen(3, 9)
     oracle = CallableOracle(given["fun"], given["x0"], jac=given["jac"], hessp=given["hessp"])
     limits = Limits.of_arguments(tol=1e-8, max_iter=9, max_nfev=None, max_time=None, certify=True)
-    run = Run(oracle, Iteration(PRESETS["robust"], 0, 1e-8), limits, given["x0"], seed=0)
+    run = Run(oracle, Iteration(PRESETS["robust"], 0, 1e-8), limits, given["x0"], 0, PlainVariables())
     run.continue_with_noise(1e-6)
-    run = in_scaled_variables(run)
-    assert REMARK in run.message and run.iteration.state.value_noise == 1e-6
+    assert continue_in_scaled_variables(run) and isinstance(run.variables, ScaledVariables)
+    assert run.iteration.state.value_noise == 1e-6
     assert run.step_monitor.noise_tolerated and tolerable_noise(run) == 0.0
-    assert "The run tolerated noise in f of about ±1e-06." in run.message
+    message = ending_message(run, sanc.Status.STALLED, "")
+    assert REMARK in message and "The run tolerated noise in f of about ±1e-06." in message
 
 
 def test_steps_are_tested_anew_in_scaled_variables():
