@@ -198,7 +198,7 @@ def _run(run: Run, report: Callable[[Run], bool]) -> Status:
     evaluation = residual_oracle(run.oracle).evaluation(run.full_x)
     if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
-    run.prepare_iteration()
+    run.variables.prepare(run)
     return run_to_end(run, report)
 
 

@@ -66,8 +66,6 @@ class ResidualVariables(PlainVariables):
         The cost at the start, or at the last point with a cost far below the one before.
     largest_entries : ndarray
         The largest of each |x_i| so far.
-    is_at_root : bool
-        Whether the residuals vanish at the point.
     point_test : _PointTest or None
         The test of the last point that was prepared.
     """
@@ -80,7 +78,6 @@ class ResidualVariables(PlainVariables):
     last_evaluation: ResidualEvaluation | None = None
     reference_cost: float = math.nan
     largest_entries: Any = 0.0
-    is_at_root: bool = False
     point_test: _PointTest | None = None
 
     @classmethod
@@ -100,20 +97,20 @@ class ResidualVariables(PlainVariables):
         """Return the tolerance on negative curvature in scaled variables, relative to the residuals."""
         return self.oracle.curvature_tolerance(run.full_x) * run.scale_of_f
 
-    def prepare(self, run: Run) -> ResidualVariables:
+    def prepare(self, run: Run) -> None:
         """Measure the last step, and scale the variables; where the run may end, use the whole Hessian."""
         entered, test = self, self.point_test
         if test is None or test.point is not run.full_x:
             entered, test = self._enter_point(run)
+            run.update_variables(entered)
         is_whole = test.is_stationary or run.stall_monitor.has_stalled
         if is_whole != has_whole_hessian(run.oracle):
             oracle = WholeHessianOracle(entered.oracle) if is_whole else entered.oracle
             run.change_variables(entered, oracle, run.full_x)
-        return entered
 
     def _enter_point(self, run: Run) -> tuple[ResidualVariables, _PointTest]:
         """Measure the step to the current point, scale the variables there, and test whether it is stationary."""
-        evaluation, last = self.oracle.with_jacobian(run.full_x), self.last_evaluation
+        entered, evaluation, last = self, self.oracle.with_jacobian(run.full_x), self.last_evaluation
         step, reference_cost = None, self.reference_cost
         if last is None or evaluation.terms.cost < _MIN_COST_RATIO * last.terms.cost:
             reference_cost = evaluation.terms.cost
@@ -121,26 +118,22 @@ class ResidualVariables(PlainVariables):
             step = evaluation.x - last.x
             self.oracle.update_term(last, evaluation)
         largest_entries = np.maximum(self.largest_entries, np.abs(evaluation.x))
-        entered = replace(
-            self,
-            last_evaluation=evaluation,
-            reference_cost=reference_cost,
-            largest_entries=largest_entries,
-            is_at_root=_is_root(evaluation, step, reference_cost, largest_entries, self.oracle.space.eps),
-        )
-        if self.oracle.variables.is_preconditioned:
-            return replace(entered, scales=self.scales.at_least(evaluation))._tested(run)
-        if (evaluation.column_norms() > self.scales.limits).any():
-            entered = entered._rescaled(run, self.scales.at_least(evaluation), step)
-        tested, test = entered._tested(run)
-        if not test.is_stationary or tested.is_at_root:  # where residuals are roundoff, so are the columns
-            return tested, test
-        scales = tested.scales.at(evaluation)
-        if np.array_equal(scales.exponents, tested.scales.exponents):
-            return tested, test
-        return tested._rescaled(run, scales, step)._tested(run)
+        is_at_root = _is_root(evaluation, step, reference_cost, largest_entries, self.oracle.space.eps)
+        is_preconditioned = self.oracle.variables.is_preconditioned
+        if is_preconditioned:
+            entered = replace(self, scales=self.scales.at_least(evaluation))
+        elif (evaluation.column_norms() > self.scales.limits).any():
+            entered = self._rescaled(run, self.scales.at_least(evaluation), step)
+        test = entered._test_point(run, is_at_root)
+        if test.is_stationary and not (is_at_root or is_preconditioned):  # at a root the columns are roundoff, too
+            scales = entered.scales.at(evaluation)
+            if not np.array_equal(scales.exponents, entered.scales.exponents):
+                entered = entered._rescaled(run, scales, step)
+                test = entered._test_point(run, is_at_root)
+        measured = ResidualVariables(entered.oracle, entered.scales, evaluation, reference_cost, largest_entries, test)
+        return measured, test
 
-    def _tested(self, run: Run) -> tuple[ResidualVariables, _PointTest]:
+    def _test_point(self, run: Run, is_at_root: bool) -> _PointTest:
         """Test the gradient of the variables that f can decrease along, unless the residuals vanish."""
         oracle, point = self.oracle, run.full_x
         g, free_indices = oracle.gradient(point)[1], None
@@ -150,12 +143,11 @@ class ResidualVariables(PlainVariables):
             if not free.all():
                 g, free_indices = g * free, np.flatnonzero(free)
         norm, tolerance = self._norm_in_columns(run, g), oracle.tolerance(point)
-        if self.is_at_root:
+        if is_at_root:
             tolerance = max(tolerance, norm)
         if tolerance < norm < math.inf:
             tolerance = max(tolerance, oracle.offset_tolerance(point, free_indices))
-        test = _PointTest(point, tolerance, norm <= tolerance)
-        return replace(self, point_test=test), test
+        return _PointTest(point, tolerance, norm <= tolerance)
 
     def gradient_norm(self, run: Run, g: Vector) -> float:
         """Return ‖∇f‖ at the current point, with a preconditioner in variables scaled by the columns."""

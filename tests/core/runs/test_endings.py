@@ -124,6 +124,6 @@ def test_the_ending_at_a_point_follows_from_value_and_gradient(value, grad_norm,
         findings=Findings(first_value=1.0),
         units=SimpleNamespace(value=1.0),
         oracle=SimpleNamespace(space=space),
-        tol=1e-8,
+        variables=SimpleNamespace(tolerance=lambda run: 1e-8),
     )
     assert point_ending(run, value, grad_norm).status is status

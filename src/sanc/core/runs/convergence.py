@@ -42,7 +42,7 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
     unit, first_value = run.units.value + run.scale_of_f, run.findings.first_value
     if first_value - value > unbounded_decrease(first_value, unit, run.oracle.space.eps):
         return Ending(Status.UNBOUNDED)
-    return stationary_ending(run) if grad_norm <= run.tol else CONTINUE
+    return stationary_ending(run) if grad_norm <= run.variables.tolerance(run) else CONTINUE
 
 
 def stationary_ending(run: Run) -> Ending:
@@ -83,7 +83,7 @@ def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
     """Return whether the run is at its first point and this is stationary, so that no iteration measures the units."""
     if not _is_uncapped_first_point(run) or _needs_no_curvature(run):
         return False
-    return math.isfinite(value) and grad_norm <= run.tol
+    return math.isfinite(value) and grad_norm <= run.variables.tolerance(run)
 
 
 def measure_first_units(run: Run) -> Units:
@@ -220,7 +220,7 @@ def _difference_limit_defect(run: Run, cert: Certificate) -> Defect | None:
     to be certified, or at least positive beyond the error of one product.
     """
     error, tol = run.oracle.gradient_error(run.x), run.limits.tol
-    defect = consistency.find_large_difference_error(run.oracle, run.x, run.tol)
+    defect = consistency.find_large_difference_error(run.oracle, run.x, run.variables.tolerance(run))
     product_error = cert.ritz_error / math.sqrt(max(cert.products, 1))  # `ritz_error` is a sum over all products
     is_positive = cert.second_order or cert.lambda_min > product_error
     largest_error = max(run.variables.curvature_tolerance(run), math.sqrt(tol) * math.sqrt(run.scale_of_f))

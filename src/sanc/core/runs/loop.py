@@ -61,7 +61,7 @@ def _continue_stalled(run: Run) -> bool:
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
-    run.prepare_iteration()
+    run.variables.prepare(run)
     run.enter_face(current_face(run))
     value, g = run.oracle.gradient(run.x)
     ending = _test_current_point(run, value, run.variables.gradient_norm(run, g))

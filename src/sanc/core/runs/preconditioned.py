@@ -171,7 +171,7 @@ class PreconditionedVariables(PlainVariables):
 
     def gradient_tolerance(self, run: Run) -> float:
         """Return the tolerance, or ‖∇f(x)‖ if the gradient of f(Ly) is roundoff."""
-        return max(run.tol, self.gradient_norm(run, run.x) if run.findings.gradient_rounding else 0.0)
+        return max(self.tolerance(run), self.gradient_norm(run, run.x) if run.findings.gradient_rounding else 0.0)
 
     def unit_cubic(self, run: Run) -> float:
         """Return the unit of σ in the variables x: norms of the current point convert it."""

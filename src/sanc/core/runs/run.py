@@ -77,8 +77,8 @@ class RunVariables(Protocol):
     def scaling_is_due(self, iterations: int) -> bool:
         """Return whether the scales of the variables have to be measured after this many iterations."""
 
-    def prepare(self, run: Run) -> RunVariables:
-        """Return the variables of the next iteration on an exact objective, after the run was moved to them."""
+    def prepare(self, run: Run) -> None:
+        """Prepare the next iteration on an exact objective; the run may get other variables here."""
 
     def certificate(self, run: Run, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector in the variables of the run."""
@@ -144,11 +144,6 @@ class Run:
         return self.iteration.method.needs_products
 
     @property
-    def tol(self) -> float:
-        """Tolerance on the gradient norm."""
-        return self.variables.tolerance(self)
-
-    @property
     def units(self) -> Units:
         """The units of the first point: those that the iteration measured, otherwise `findings.initial_units`."""
         units = self.iteration.units
@@ -171,10 +166,6 @@ class Run:
         return self.has_measured_sigma and self.needs_products and is_free
 
     # Changes of the run.
-
-    def prepare_iteration(self) -> None:
-        """Continue in the variables that the next iteration on an exact objective has."""
-        self.variables = self.variables.prepare(self)
 
     def note(self, **changes: Any) -> None:
         """Replace fields of the findings."""
@@ -200,7 +191,7 @@ class Run:
         self.x, record = self.iteration.iterate(self.x, oracle, direction)
         if length:
             record = replace(record, note=record.note or Note.LONG_DIFFERENCES)
-        self.history.append(unscaled_record(record, self.exponent))
+        self.history.append(unscaled_record(record, self.oracle.full_oracle.exponent))
         if self.oracle.exact:
             self._count_progress(record)
         self.oracle.end(record.step_norm)
@@ -304,6 +295,10 @@ class Run:
         self.x, self.box = x, oracle.box
         self._limit_accuracy()
 
+    def update_variables(self, variables: RunVariables) -> None:
+        """Replace the variables by ones with the same oracle and point, but other tolerances."""
+        self.variables = variables
+
     def restart_in(self, variables: RunVariables, oracle: Oracle, x: Vector) -> None:
         """Continue in other variables without what was measured so far: σ, units, vectors, progress, findings."""
         self.iteration.reset()
@@ -321,7 +316,7 @@ class Run:
         """Continue on a face: oracle, point and vectors then have its free variables only. None: change nothing."""
         if face is None:
             return
-        full_x = self.full_x
+        full_x = self.oracle.full_point(self.x)
         if face is not self.oracle:
             vectors, iteration = self.full_vectors(), self.iteration
             self.oracle, self.x = face, face.compress(full_x)

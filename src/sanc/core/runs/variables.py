@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sanc.core.oracle import Oracle
 from sanc.core.runs.limits import Limits
-from sanc.core.runs.run import Run, RunVariables
+from sanc.core.runs.run import Run
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate, probe
 
@@ -44,7 +44,7 @@ class PlainVariables:
         return max(run.limits.tol, run.oracle.gradient_error(run.x) if run.limits.default_tol else 0.0)
 
     def gradient_tolerance(self, run: Run) -> float:
-        return max(run.tol, run.findings.gradient_rounding)
+        return max(self.tolerance(run), run.findings.gradient_rounding)
 
     def curvature_tolerance(self, run: Run) -> float:
         """Return the tolerance on negative curvature: by default √(L2 ε) with the estimate of L2, at most √ε.
@@ -68,8 +68,8 @@ class PlainVariables:
         """Return whether a long run measures the scales of its variables: when the iterations have doubled."""
         return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
 
-    def prepare(self, run: Run) -> RunVariables:
-        return self
+    def prepare(self, run: Run) -> None:
+        pass
 
     def certificate(self, run: Run, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         return probe_at(run, oracle, run.x, max_products, seed)
