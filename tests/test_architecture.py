@@ -15,20 +15,27 @@ import torch
 import sanc
 from preset_options import PIECES
 from sanc.core.bounded.box_model import BoundedModel, BoundedSubspace
+from sanc.core.method import Method
 from sanc.core.model import KrylovSubspace
 from sanc.core.pieces import Decision
 from sanc.core.point import Point, State
 from sanc.core.ratio import TrialOutcome
 from sanc.core.record import Record
+from sanc.core.runs.preconditioned import PreconditionedVariables
+from sanc.core.runs.scaled_variables import ScaledVariables
+from sanc.core.runs.status import Findings
+from sanc.core.runs.variables import PlainVariables
 from sanc.core.sigma import SigmaRule
 from sanc.leastsquares.column_scales import ColumnScales
+from sanc.leastsquares.residual_variables import ResidualVariables
 from sanc.leastsquares.second_order_term import SecondOrderTerm
 from sanc.many.rows import Rows
 from sanc.minibatch.state import STATE_GROUPS, MinibatchState
 
 VALUES = [
-    BoundedModel, BoundedSubspace, ColumnScales, Decision, KrylovSubspace, MinibatchState, Point, Record,
-    SecondOrderTerm, SigmaRule, State, TrialOutcome, *STATE_GROUPS.values(),
+    BoundedModel, BoundedSubspace, ColumnScales, Decision, Findings, KrylovSubspace, Method, MinibatchState,
+    PlainVariables, Point, PreconditionedVariables, Record, ResidualVariables, ScaledVariables, SecondOrderTerm,
+    SigmaRule, State, TrialOutcome, *STATE_GROUPS.values(),
 ]  # fmt: skip
 
 SOURCE = Path(__file__).parent.parent / "src" / "sanc"
@@ -445,12 +452,14 @@ def test_only_the_iterations_write_records_and_states():
 
 
 def test_only_its_methods_write_a_run():
-    """The other modules of a run decide, and call its methods."""
+    """The other modules of a run decide, and call its methods. No class derives from it."""
+    assert {path for path in modules() for node in nodes(path) if isinstance(node, ast.ClassDef)
+            and "Run" in map(ast.unparse, node.bases)} == set()  # fmt: skip
     writers = {str(path.relative_to(SOURCE)) for path in modules() for node in nodes(path) for target in written(node)
                if getattr(target.value, "id", "") == "run"}  # fmt: skip
     assert writers == set()
     methods = nodes(SOURCE / "core" / "runs" / "run.py")
-    assert {"x", "oracle", "certificate"} <= {target.attr for node in methods for target in written(node)}
+    assert {"x", "oracle", "variables", "findings"} <= {target.attr for node in methods for target in written(node)}
 
 
 @pytest.mark.parametrize(

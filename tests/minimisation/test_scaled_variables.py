@@ -11,6 +11,16 @@ import torch
 from scipy.optimize import rosen, rosen_der, rosen_hess_prod
 
 import sanc
+from sanc.core.iteration import Iteration
+from sanc.core.runs.limits import Limits
+from sanc.core.runs.noise import tolerable_noise
+from sanc.core.runs.run import Run
+from sanc.core.runs.scaled_variables import ScaledVariables, continue_in_scaled_variables
+from sanc.core.runs.step_checks import StepMonitor
+from sanc.core.runs.variables import PlainVariables
+from sanc.functions.oracle import CallableOracle
+from sanc.minimisation.reporting import ending_message
+from sanc.presets import PRESETS
 from zoo import rosen_torch
 
 REMARK = "continued in variables scaled"
@@ -108,3 +118,22 @@ def test_a_state_in_scaled_variables_is_not_resumed_with_other_variables(options
     _, states = run_with_states(given)
     with pytest.raises(sanc.ArgumentError, match="resume is of a run that continued in scaled variables"):
         sanc.minimize(**given, resume=states[-1], **options)
+
+
+def test_a_run_that_tolerates_noise_still_does_in_scaled_variables():
+    """The ratio test keeps the noise, so that the run may not measure it a second time, and reports it."""
+    given, _ = scaled_rosen(3, 9)
+    oracle = CallableOracle(given["fun"], given["x0"], jac=given["jac"], hessp=given["hessp"])
+    limits = Limits.of_arguments(tol=1e-8, max_iter=9, max_nfev=None, max_time=None, certify=True)
+    run = Run(oracle, Iteration(PRESETS["robust"], 0, 1e-8), limits, given["x0"], 0, PlainVariables())
+    run.continue_with_noise(1e-6)
+    assert continue_in_scaled_variables(run) and isinstance(run.variables, ScaledVariables)
+    assert run.iteration.state.value_noise == 1e-6
+    assert run.step_monitor.noise_tolerated and tolerable_noise(run) == 0.0
+    message = ending_message(run, sanc.Status.STALLED, "")
+    assert REMARK in message and "The run tolerated noise in f of about ±1e-06." in message
+
+
+def test_steps_are_tested_anew_in_scaled_variables():
+    seen = StepMonitor(mismatches=2, gradient_verified=True, noise_checked=True, noise_found=True)
+    assert seen.in_scaled_variables() == StepMonitor()

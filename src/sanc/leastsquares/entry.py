@@ -23,6 +23,7 @@ from sanc.core.method import Method
 from sanc.core.runs.callbacks import asks_to_stop
 from sanc.core.runs.limits import Limits
 from sanc.core.runs.loop import run_to_end
+from sanc.core.runs.reporting import unscaled_certificate
 from sanc.core.runs.run import Run
 from sanc.core.runs.status import Status
 from sanc.core.sigma import SigmaUpdate
@@ -35,13 +36,14 @@ from sanc.leastsquares.jacobian_model import GaussNewtonSigma, JacobianModel
 from sanc.leastsquares.losses import Loss
 from sanc.leastsquares.network_model import NetworkModel
 from sanc.leastsquares.oracle import ResidualOracle, residual_oracle
+from sanc.leastsquares.residual_variables import ResidualVariables
 from sanc.leastsquares.residuals import Residuals
-from sanc.leastsquares.run import LeastSquaresRun
 from sanc.leastsquares.variables import Variables
 from sanc.minimisation.arguments import check_callback, reject_arguments, require_call
-from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
+from sanc.minimisation.bounds import apply_bounds, bounded_entries
 from sanc.minimisation.objective import checked_point
 from sanc.minimisation.preconditioners import build_factor
+from sanc.minimisation.reporting import certify, ending_message
 from sanc.minimisation.result import LeastSquaresResult, PointT, cause_of_start
 from sanc.minimisation.trees import Tree, is_tree
 from sanc.options import LeastSquaresArguments
@@ -184,20 +186,20 @@ def least_squares(
     if precond is not None:
         oracle = oracle.in_variables(Variables(_factor(precond, oracle, points, box), is_preconditioned=True))
         x = oracle.scaled(x)
-    run = LeastSquaresRun(oracle, Iteration(method, seed, evaluates_next_gradient=True), limits, x, seed, box)
+    iteration = Iteration(method, seed, evaluates_next_gradient=True)
+    run = Run(oracle, iteration, limits, x, seed, ResidualVariables.of(oracle), box)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         status = _run(run, _reporter(callback, points))
         return _result(run, status, points)
 
 
-def _run(run: LeastSquaresRun, report: Callable[[Run], bool]) -> Status:
+def _run(run: Run, report: Callable[[Run], bool]) -> Status:
     """Iterate until the run ends; a start whose residuals or Jacobian are not finite is an ending, too."""
-    oracle = run.residual_oracle
-    evaluation = oracle.evaluation(run.full_x)
+    evaluation = residual_oracle(run.oracle).evaluation(run.full_x)
     if not math.isfinite(evaluation.terms.cost):
         return Status.NOT_FINITE
-    run.before_iteration()
-    return run_to_end(run, report)[1]
+    run.variables.prepare(run)
+    return run_to_end(run, report)
 
 
 class _Points:
@@ -318,14 +320,13 @@ def _reporter(callback: Callable[..., Any] | None, points: _Points) -> Callable[
     return report
 
 
-def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquaresResult[Any]:
+def _result(run: Run, status: Status, points: _Points) -> LeastSquaresResult[Any]:
     """Return the result of a run, in the caller's variables."""
-    oracle, z = run.residual_oracle, run.full_x
+    oracle, z = residual_oracle(run.oracle), run.full_x
     meter = oracle.meter
     counts = {"nfev": meter.nfev, "njev": meter.njev, "nhev": meter.nhev, "calls": meter.snapshot()}
     evaluation = oracle.evaluation(z) if status is Status.NOT_FINITE else oracle.with_jacobian(z)
-    if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        run.keep_certificate(run.compute_certificate(run.oracle, None, run.seed)[0])
+    certify(run, status, run.oracle)
     cause = cause_of_start(status, residuals=evaluation.r, cost=evaluation.terms.cost, Jacobian=evaluation.jacobian)
     g = np.full_like(evaluation.x, np.nan) if evaluation.jacobian is None else evaluation.gradient()
     active = np.zeros(len(g), int)
@@ -343,10 +344,10 @@ def _result(run: LeastSquaresRun, status: Status, points: _Points) -> LeastSquar
         active_mask=active,
         success=status.success,
         status=status,
-        message=f"{bounded_sentence(run, status)}{cause} {run.message}".rstrip(),
+        message=ending_message(run, status, cause),
         nit=run.iterations,
         history=run.history,
-        certificate=run.unscaled_certificate,
+        certificate=unscaled_certificate(run.findings.certificate, run.exponent),
         second_order=oracle.term.is_used,
         **counts,
     )

@@ -18,9 +18,11 @@ from sanc.core.oracle import Oracle
 from sanc.core.protocol import IterationProtocol
 from sanc.core.runs.limits import Limits
 from sanc.core.runs.loop import run_to_end
+from sanc.core.runs.reporting import unscaled_certificate
 from sanc.core.runs.resume import resume_run
-from sanc.core.runs.run import Run
+from sanc.core.runs.run import Run, RunVariables
 from sanc.core.runs.status import Status
+from sanc.core.runs.variables import PlainVariables
 from sanc.core.units import default_tolerance
 from sanc.errors import (
     ArgumentError,
@@ -34,10 +36,10 @@ from sanc.errors import (
 )
 from sanc.minibatch.iteration import MinibatchIteration
 from sanc.minimisation.arguments import require_call
-from sanc.minimisation.bounds import apply_bounds, bounded_entries, bounded_sentence
+from sanc.minimisation.bounds import apply_bounds, bounded_entries
 from sanc.minimisation.objective import Unflatten, build_oracle, torch_modes
 from sanc.minimisation.preconditioners import precondition
-from sanc.minimisation.reporting import reporter
+from sanc.minimisation.reporting import certify, ending_message, reporter
 from sanc.minimisation.result import PointT, Result, cause_of_start
 from sanc.minimisation.samples import objective_on_ranks, reject_objective_sample, sample_sizes
 from sanc.minimisation.scipy_names import accepts_options, argument_defaults
@@ -270,15 +272,16 @@ def minimize(
     )
     if ranks is not None:
         compare_call(ranks, {"arguments": (composed, sizes, seed, limits), "bounds": box and box.as_lists()}, x)
-    kind: type[Run] = Run
+    variables: RunVariables = PlainVariables()
     if precond is not None:
         others = {"bounds": box, "samples": not oracle.exact or None, "resume": resume, "process_group": ranks}
-        oracle, x, kind = precondition(precond, oracle, x, others)
-    run = kind(oracle, _build_iteration(composed, oracle, seed, limits.tol, on_samples), limits, x, seed, box)
+        oracle, x, variables = precondition(precond, oracle, x, others)
+    iteration = _build_iteration(composed, oracle, seed, variables.model_tolerance(limits), on_samples)
+    run = Run(oracle, iteration, limits, x, seed, variables, box)
     if resume is not None:
-        run = resume_run(run, resume)
+        resume_run(run, resume)
     disp = disp and (ranks is None or ranks.rank == 0)
-    run, status = _run_on_ranks(run, ranks, callback, unflatten, disp)
+    status = _run_on_ranks(run, ranks, callback, unflatten, disp)
     result = _result(run, status, unflatten, fun)
     if disp:
         print(f"{result.message} f = {result.fun:.6e} after {result.nit} iterations.")
@@ -305,8 +308,8 @@ def _build_iteration(method: Method, oracle: Oracle, seed: int, tol: float, on_s
 
 def _run_on_ranks(
     run: Run, ranks: Ranks | None, callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bool
-) -> tuple[Run, Status]:
-    """Iterate until the run ends, and return it and how it ended; all ranks make the same decisions."""
+) -> Status:
+    """Iterate until the run ends, and return how it ended; all ranks make the same decisions."""
     report, clock = reporter(callback, unflatten, disp), time.perf_counter
     if ranks is not None:  # clocks and callbacks differ between ranks, and the decisions from them must not
         report, clock = ranks.any_of(report) if callback else report, ranks.clock
@@ -361,19 +364,17 @@ def _result(run: Run, status: Status, unflatten: Unflatten, fun: Any) -> Result[
     exact_oracle = oracle if oracle.exact else SumOracle(fun, (None, None, None), run.seed)
     value, g = exact_oracle.gradient(run.full_x)
     cause = cause_of_start(status, f=value, gradient=g)
-    if run.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
-        objective = run.oracle if oracle.exact else exact_oracle
-        run.keep_certificate(run.compute_certificate(objective, run.limits.max_products, run.seed)[0])
+    certify(run, status, run.oracle if oracle.exact else exact_oracle)
     return Result(
         x=unflatten(run.full_x),
         fun=value,
         jac=unflatten(g),
         success=status.success,
         status=status,
-        message=f"{bounded_sentence(run, status)}{cause} {run.message}".rstrip(),
+        message=ending_message(run, status, cause),
         nit=run.iterations,
         history=run.history,
-        certificate=run.unscaled_certificate,
+        certificate=unscaled_certificate(run.findings.certificate, run.exponent),
         hvp=oracle.hvp,
         **bounded_entries(run, unflatten),
         **counts,

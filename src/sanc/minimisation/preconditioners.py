@@ -13,7 +13,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from sanc.core.oracle import Oracle
-from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
+from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedVariables
 from sanc.core.space import Floats, NumpySpace, Space, Vector
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
@@ -23,13 +23,13 @@ MAX_OPERATOR_VARIABLES = 2000
 
 def precondition(
     precond: Any, oracle: Oracle, x: Vector, others: Mapping[str, Any]
-) -> tuple[PreconditionedOracle, Vector, type[PreconditionedRun]]:
-    """Return the oracle of f(Ly), its start y = L⁻¹x, and the kind of its run; `others` cannot be used with it."""
+) -> tuple[PreconditionedOracle, Vector, PreconditionedVariables]:
+    """Return the oracle of f(Ly), its start y = L⁻¹x, and the variables y; `others` cannot be used with it."""
     for name, other in others.items():
         if other is not None:
             raise ArgumentError(f"precond cannot be used with {name}: leave one of them out.")
     changed = PreconditionedOracle(oracle, build_factor(precond, oracle.space))
-    return changed, changed.solve(x), PreconditionedRun
+    return changed, changed.solve(x), PreconditionedVariables(changed)
 
 
 def build_factor(precond: Any, space: Space) -> Factor:

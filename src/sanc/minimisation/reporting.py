@@ -1,4 +1,4 @@
-"""What a run of `minimize` prints, and passes to the callback, after an iteration."""
+"""What a run of `minimize` prints and passes to the callback after an iteration, and adds to its result at the end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from sanc.autograd.precision import callers_precision
+from sanc.core.oracle import Oracle
 from sanc.core.record import Branch
 from sanc.core.runs.callbacks import asks_to_stop
+from sanc.core.runs.reporting import ending_sentences
 from sanc.core.runs.resume import save_run
 from sanc.core.runs.run import Run
+from sanc.core.runs.status import Status
 from sanc.minimisation.arguments import check_callback
+from sanc.minimisation.bounds import bounded_sentence
 from sanc.minimisation.objective import Unflatten
 from sanc.minimisation.result import Result
 
@@ -54,3 +58,16 @@ def reporter(callback: Callable[..., Any] | None, unflatten: Unflatten, disp: bo
             return asks_to_stop(callback, intermediate_result=result)
 
     return report
+
+
+def certify(run: Run, status: Status, oracle: Oracle) -> None:
+    """Compute the certificate of a run that has none and needs one, from the oracle of the whole objective."""
+    if run.findings.certificate is None and run.limits.certify and status not in (Status.NOT_FINITE, Status.UNBOUNDED):
+        run.note(certificate=run.compute_certificate(oracle, run.limits.max_products, run.seed)[0])
+
+
+def ending_message(run: Run, status: Status, cause: str) -> str:
+    """Return the message of a result; `cause` is a sentence about the start, with a space before it, or empty."""
+    noise = run.iteration.state.value_noise if run.step_monitor.noise_tolerated else 0.0
+    sentences = ending_sentences(run.findings, run.exponent, noise, run.variables.remark)
+    return f"{bounded_sentence(run, status)}{cause} {sentences}".rstrip()

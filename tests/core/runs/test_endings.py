@@ -13,7 +13,7 @@ from scipy.optimize import rosen, rosen_der, rosen_hess
 from sanc.core.record import Branch, Note, Record
 from sanc.core.runs.convergence import point_ending
 from sanc.core.runs.stall import STALL_LIMIT, StallMonitor
-from sanc.core.runs.status import CONTINUE, Status
+from sanc.core.runs.status import CONTINUE, Findings, Status
 from sanc.core.runs.step_checks import MadeStep, StepMonitor
 from sanc.functions.oracle import CallableOracle
 
@@ -121,9 +121,9 @@ def test_the_ending_at_a_point_follows_from_value_and_gradient(value, grad_norm,
     run = SimpleNamespace(
         iterations=iterations,
         scale_of_f=1.0,
-        first_value=1.0,
+        findings=Findings(first_value=1.0),
         units=SimpleNamespace(value=1.0),
         oracle=SimpleNamespace(space=space),
-        tol=1e-8,
+        variables=SimpleNamespace(tolerance=lambda run: 1e-8),
     )
     assert point_ending(run, value, grad_norm).status is status

@@ -39,10 +39,10 @@ def point_ending(run: Run, value: float, grad_norm: float) -> Ending:
     if not (math.isfinite(value) and math.isfinite(grad_norm)):
         return Ending(Status.NO_GRADIENT if run.iterations else Status.NOT_FINITE)
     # The units of a point beside an exact saddle are tiny, so that f also has to fall by a number of its own.
-    unit = run.units.value + run.scale_of_f
-    if run.first_value - value > unbounded_decrease(run.first_value, unit, run.oracle.space.eps):
+    unit, first_value = run.units.value + run.scale_of_f, run.findings.first_value
+    if first_value - value > unbounded_decrease(first_value, unit, run.oracle.space.eps):
         return Ending(Status.UNBOUNDED)
-    return stationary_ending(run) if grad_norm <= run.tol else CONTINUE
+    return stationary_ending(run) if grad_norm <= run.variables.tolerance(run) else CONTINUE
 
 
 def stationary_ending(run: Run) -> Ending:
@@ -52,7 +52,7 @@ def stationary_ending(run: Run) -> Ending:
     max_products = run.limits.max_products
     counts_units_product = _is_uncapped_first_point(run)
     if counts_units_product and run.oracle.has_user_gradient:
-        defect = consistency.find_wrong_small_gradient(run.oracle, run.x, run.initial_units.length_scale)
+        defect = consistency.find_wrong_small_gradient(run.oracle, run.x, run.findings.initial_units.length_scale)
         if defect is not None:
             return Ending(Status.INCONSISTENT, defect.sentence)
     if run.iterations and not run.limits.certify:
@@ -83,7 +83,7 @@ def needs_first_units(run: Run, value: float, grad_norm: float) -> bool:
     """Return whether the run is at its first point and this is stationary, so that no iteration measures the units."""
     if not _is_uncapped_first_point(run) or _needs_no_curvature(run):
         return False
-    return math.isfinite(value) and grad_norm <= run.tol
+    return math.isfinite(value) and grad_norm <= run.variables.tolerance(run)
 
 
 def measure_first_units(run: Run) -> Units:
@@ -175,7 +175,7 @@ def _roundoff_ending(run: Run) -> Ending:
     error = error if truncation is None else max(error + space.norm(truncation), space.norm(g))
     if not run.limits.default_tol:
         source = "Roundoff" if truncation is None else "Differences"
-        norm = max(error, run.gradient_norm(g))  # of other variables than `error` in a preconditioned run
+        norm = max(error, run.variables.gradient_norm(run, g))  # not in the variables of `error` with a preconditioner
         cause = f"{source} alone may cause a gradient of {norm:.1g} here: pass a tol of at least that."
         return Ending(Status.STALLED, cause)
     cause = "" if truncation is None else consistency.truncation_defect(error).sentence
@@ -198,8 +198,9 @@ def error_is_negligible(run: Run) -> bool:
 
     Newton's step of a gradient of this norm along the smallest eigenvalue has the largest decrease, ‖g‖²/(2λ).
     """
-    value, lowest = run.oracle.gradient(run.x)[0], run.certificate.lower_bound if run.certificate else 0.0
-    negligible_decrease, error = math.sqrt(run.oracle.space.eps) * (run.first_value - value), run.gradient_rounding
+    certificate, error = run.findings.certificate, run.findings.gradient_rounding
+    value, lowest = run.oracle.gradient(run.x)[0], certificate.lower_bound if certificate else 0.0
+    negligible_decrease = math.sqrt(run.oracle.space.eps) * (run.findings.first_value - value)
     return lowest > 0.0 and 0.5 * error * (error / lowest) <= negligible_decrease
 
 
@@ -219,10 +220,10 @@ def _difference_limit_defect(run: Run, cert: Certificate) -> Defect | None:
     to be certified, or at least positive beyond the error of one product.
     """
     error, tol = run.oracle.gradient_error(run.x), run.limits.tol
-    defect = consistency.find_large_difference_error(run.oracle, run.x, run.tol)
+    defect = consistency.find_large_difference_error(run.oracle, run.x, run.variables.tolerance(run))
     product_error = cert.ritz_error / math.sqrt(max(cert.products, 1))  # `ritz_error` is a sum over all products
     is_positive = cert.second_order or cert.lambda_min > product_error
-    largest_error = max(run.curvature_tolerance, math.sqrt(tol) * math.sqrt(run.scale_of_f))
+    largest_error = max(run.variables.curvature_tolerance(run), math.sqrt(tol) * math.sqrt(run.scale_of_f))
     is_inaccurate = error > tol or (run.oracle.differenced_gradient and cert.ritz_error > largest_error)
     if defect is None and is_inaccurate and not is_positive:
         return consistency.difference_defect(error, cert.ritz_error)

@@ -28,7 +28,7 @@ def current_face(run: Run) -> FaceOracle | None:
         return _face(run, run.box, None)
     g = space.tensor(oracle.gradient(full_x)[1])
     free = run.box.free(x, g)
-    if oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.tol:
+    if oracle.norm(space.vector(torch.where(free, g, 0.0))) <= run.variables.tolerance(run):
         free = run.box.between(x)
     return _face(run, run.box, free)
 
@@ -54,7 +54,7 @@ def weakly_active(run: Run) -> Tensor:
     oracle = run.full_oracle
     x, g = oracle.space.tensor(run.full_x), oracle.space.tensor(oracle.gradient(run.full_x)[1])
     box = run.box
-    return ((x <= box.lower) | (x >= box.upper)) & (box.lower < box.upper) & (g.abs() <= run.tol)
+    return ((x <= box.lower) | (x >= box.upper)) & (box.lower < box.upper) & (g.abs() <= run.variables.tolerance(run))
 
 
 def face_without_weak_bounds(run: Run) -> FaceOracle | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -20,58 +21,50 @@ from sanc.core.runs.noise import tolerable_noise
 from sanc.core.runs.run import Run
 from sanc.core.runs.saddle import leave_saddle, probe_saddle
 from sanc.core.runs.scaled_objective import objective_exponent
-from sanc.core.runs.scaled_variables import in_scaled_variables
+from sanc.core.runs.scaled_variables import continue_in_scaled_variables
 from sanc.core.runs.status import CONTINUE, Ending, Status
 from sanc.core.runs.step_checks import MadeStep
 from sanc.core.space import Vector
 from sanc.errors import NonFiniteStartError
 
 
-def run_to_end(
-    run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter
-) -> tuple[Run, Status]:
-    """Iterate until the run ends. Return the run and its status.
+def run_to_end(run: Run, report: Callable[[Run], bool], clock: Callable[[], float] = time.perf_counter) -> Status:
+    """Iterate until the run ends. Return its status.
 
-    A run that continued in scaled variables is another object. `report` is called after each iteration, and may ask to
-    stop.
+    `report` is called after each iteration, and may ask to stop.
     """
     run.start_clock(clock)
     if run.oracle.exact and not run.iterations and run.iteration.method.initial_sigma_rule.measures_sigma0:
         run.scale_objective(objective_exponent(run.oracle, run.x))
     while True:
         if run.step_monitor.noise_found:  # the run resumes after a stall
-            run = _continuation(run) or run
-        elif run.variable_scaling_is_due:
-            run = in_scaled_variables(run)
+            _continue_stalled(run)
+        elif run.variables.scaling_is_due(run.iterations):
+            continue_in_scaled_variables(run)
         ending = _iterate_exact(run, report) if run.oracle.exact else _iterate_sampled(run, report)
-        if ending.status is None:
+        if ending.status is None or (ending.status is Status.STALLED and _continue_stalled(run)):
             continue
-        continued = _continuation(run) if ending.status is Status.STALLED else None
-        if continued is None:
-            run.end(ending.cause)
-            run.enter_face(current_face(run))
-            return run, ending.status
-        run = continued
+        run.note(cause=ending.cause)
+        run.enter_face(current_face(run))
+        return ending.status
 
 
-def _continuation(run: Run) -> Run | None:
-    """Continue a stalled run in scaled variables, or with tolerated noise, and return it; None if it ends."""
-    continued = in_scaled_variables(run)
-    if continued is not run:
-        return continued
+def _continue_stalled(run: Run) -> bool:
+    """Continue a stalled run in scaled variables, or with tolerated noise; return False if it ends."""
+    if continue_in_scaled_variables(run):
+        return True
     noise = tolerable_noise(run)
-    if not noise:
-        return None
-    run.continue_with_noise(noise)
-    return run
+    if noise:
+        run.continue_with_noise(noise)
+    return bool(noise)
 
 
 def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
     """Make one iteration of an exact objective, unless the run ends before it; return the ending, if it is reached."""
-    run.before_iteration()
+    run.variables.prepare(run)
     run.enter_face(current_face(run))
     value, g = run.oracle.gradient(run.x)
-    ending = _test_current_point(run, value, run.gradient_norm(g))
+    ending = _test_current_point(run, value, run.variables.gradient_norm(run, g))
     if (ending.status is not None or run.stall_monitor.has_stalled) and run.leave_ripples():
         return CONTINUE
     if ending.status is not None:
@@ -91,11 +84,13 @@ def _iterate_exact(run: Run, report: Callable[[Run], bool]) -> Ending:
 
 def _test_current_point(run: Run, value: float, grad_norm: float) -> Ending:
     """Test the current point. Return the ending of the run, if it ends there; the run keeps what the test measures."""
-    run.keep_first_value(value)
+    if math.isnan(run.findings.first_value):
+        run.note(first_value=value)
     if needs_first_units(run, value, grad_norm):
-        run.keep_first_units(measure_first_units(run))
+        run.note(initial_units=measure_first_units(run))
     ending = point_ending(run, value, grad_norm)
-    run.keep_certificate(ending.certificate)
+    if ending.certificate is not None:
+        run.note(certificate=ending.certificate)
     return ending
 
 
@@ -106,9 +101,10 @@ def _stalled_ending(run: Run, ending: Ending) -> Ending:
     stalled = stall_ending(run)
     if not stalled.gradient_rounding:
         return stalled
-    run.keep_gradient_rounding(stalled.gradient_rounding)
+    run.note(gradient_rounding=stalled.gradient_rounding)
     ending = stationary_ending(run)
-    run.keep_certificate(ending.certificate)
+    if ending.certificate is not None:
+        run.note(certificate=ending.certificate)
     if stalled.cause and not error_is_negligible(run):
         return Ending(Status.STALLED, stalled.cause)
     return Ending(Status.FIRST_ORDER) if ending.direction is not None else ending
@@ -125,7 +121,7 @@ def _leave_weak_bounds(run: Run) -> bool:
         return False
     run.enter_face(face)
     if not run.units.length_scale:  # the first point had no free variable
-        run.keep_first_units(measure_first_units(run))
+        run.note(initial_units=measure_first_units(run))
     _, lower_point = probe_saddle(run)
     if lower_point is None:
         run.enter_face(current_face(run))

@@ -22,5 +22,5 @@ def tolerable_noise(run: Run) -> float:
     if run.step_monitor.noise_tolerated or not run.has_measured_sigma:
         return 0.0
     noise, value = measure_noise(oracle, run.x, run.first_length_scale), oracle.gradient(run.x)[0]
-    size = max(run.first_value - value, abs(value))
+    size = max(run.findings.first_value - value, abs(value))
     return noise if noise <= _MAX_NOISE_FRACTION * size < math.inf else 0.0

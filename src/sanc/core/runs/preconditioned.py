@@ -1,4 +1,4 @@
-"""A run in the norm of a preconditioner M = LLᵀ: the variables are y with x = Ly.
+"""The variables of a run in the norm of a preconditioner M = LLᵀ: y with x = Ly.
 
 Krylov space, cubic model, step norm and escape belong to f(Ly), so that norms are √(xᵀM⁻¹x). Tolerances and the
 certificate refer to f in the variables x.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sanc.core.caching import MAX_CACHED_POINTS, RecentCache
 from sanc.core.oracle import Eigenbasis, Operator, Oracle, WrappedOracle
+from sanc.core.runs.limits import Limits
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
+from sanc.core.runs.scaled_objective import scaled_oracle
+from sanc.core.runs.variables import PlainVariables, probe_at
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
 
@@ -137,77 +139,54 @@ class _PreconditionedOperator(Operator):
         self.inner.release()
 
 
-@dataclass
-class PreconditionedRun(Run):
-    """A run in the variables y, which tests convergence and curvature in the variables x."""
+@dataclass(frozen=True, eq=False)
+class PreconditionedVariables(PlainVariables):
+    """The variables y: convergence and curvature are tested in the variables x.
 
-    def __post_init__(self) -> None:
-        self._limit_accuracy()
+    Attributes
+    ----------
+    can_be_scaled : bool
+        False: the caller has chosen the norm.
+    oracle : PreconditionedOracle
+        The oracle of f(Ly).
+    """
 
-    @property
-    def can_scale_variables(self) -> bool:
-        return False
+    can_be_scaled: ClassVar[bool] = False
 
-    @property
-    def preconditioned_oracle(self) -> PreconditionedOracle:
-        """The oracle of f(Ly)."""
-        oracle = super().unscaled_oracle
-        assert isinstance(oracle, PreconditionedOracle)
-        return oracle
+    oracle: PreconditionedOracle
 
-    @property
-    def unscaled_oracle(self) -> Oracle:
-        """The oracle of f."""
-        return self.preconditioned_oracle.inner
+    def objective(self, oracle: Oracle) -> Oracle:
+        return self.oracle.inner
 
-    @property
-    def full_x(self) -> Vector:
-        """The current point x."""
-        return self.preconditioned_oracle.original(self.x)
+    def original(self, x: Vector) -> Vector:
+        return self.oracle.original(x)
 
-    def move_to(self, full_x: Vector) -> None:
-        self.x = self.preconditioned_oracle.solve(full_x)
+    def from_original(self, x: Vector) -> Vector:
+        return self.oracle.solve(x)
 
-    @property
-    def tol(self) -> float:
-        """Tolerance on ‖∇f(x)‖."""
-        error = self.unscaled_oracle.gradient_error(self.full_x) if self.limits.default_tol else 0.0
-        return max(self.limits.tol, error * self.scale_of_f)
-
-    @property
-    def gradient_tolerance(self) -> float:
-        """`tol`, or ‖∇f(x)‖ if the gradient of f(Ly) is roundoff."""
-        return max(self.tol, self._norm_of_objective() if self.gradient_rounding else 0.0)
-
-    @property
-    def unit_cubic(self) -> float:
-        """The unit of σ in the variables x: norms of the current point convert it."""
-        above, below = self.oracle.space.norm(self.x), self.unscaled_oracle.space.norm(self.full_x)
-        ratio = above / below if above > 0.0 and below > 0.0 else 1.0
-        return self.units.cubic * ratio**3
-
-    def gradient_norm(self, g: Vector) -> float:
+    def gradient_norm(self, run: Run, g: Vector) -> float:
         """Return ‖∇f(x)‖ at the current point."""
-        return self._norm_of_objective()
+        original = self.oracle.inner
+        return original.space.norm(original.gradient(run.full_x)[1]) * run.scale_of_f
 
-    def _norm_of_objective(self) -> float:
-        return self.unscaled_oracle.space.norm(self.unscaled_oracle.gradient(self.full_x)[1]) * self.scale_of_f
+    def gradient_tolerance(self, run: Run) -> float:
+        """Return the tolerance, or ‖∇f(x)‖ if the gradient of f(Ly) is roundoff."""
+        return max(self.tolerance(run), self.gradient_norm(run, run.x) if run.findings.gradient_rounding else 0.0)
 
-    def scale_objective(self, exponent: int) -> None:
-        """Continue with 2^exponent · f."""
-        super().scale_objective(exponent)
-        self._limit_accuracy()
+    def unit_cubic(self, run: Run) -> float:
+        """Return the unit of σ in the variables x: norms of the current point convert it."""
+        above, below = run.oracle.space.norm(run.x), self.oracle.inner.space.norm(run.full_x)
+        ratio = above / below if above > 0.0 and below > 0.0 else 1.0
+        return run.units.cubic * ratio**3
 
-    def _limit_accuracy(self) -> None:
-        """Set the tolerance on the gradient in y to which models are minimised: ‖∇f(x)‖ ≤ ‖Lᵀ∇f(x)‖ / σ_min(L)."""
-        self.iteration.set_tolerance(self.limits.tol * self.preconditioned_oracle.lower_factor.smallest)
+    def model_tolerance(self, limits: Limits) -> float:
+        """Return a tolerance on ‖Lᵀ∇f(x)‖: ‖∇f(x)‖ ≤ ‖Lᵀ∇f(x)‖ / σ_min(L)."""
+        return limits.tol * self.oracle.lower_factor.smallest
 
-    def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+    def certificate(self, run: Run, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of f at x, and the left-most Ritz vector in the variables y."""
-        original, exponent = self.unscaled_oracle, self.full_oracle.exponent
-        if exponent:
-            original = ScaledObjectiveOracle(original, exponent)
-        certificate, v = self._probe(original, self.full_x, max_products, seed)
-        direction: Any = self.preconditioned_oracle.solve(v)
-        norm = self.oracle.space.norm(direction)
+        original = scaled_oracle(self.oracle.inner, run.exponent)
+        certificate, v = probe_at(run, original, run.full_x, max_products, seed)
+        direction: Any = self.oracle.solve(v)
+        norm = run.oracle.space.norm(direction)
         return certificate, direction / norm if 0.0 < norm < math.inf else direction

@@ -13,7 +13,7 @@ from sanc.core.meter import Meter
 from sanc.core.runs.ripples import RippleMonitor
 from sanc.core.runs.run import Run
 from sanc.core.runs.scaled_objective import require_objective_exponent
-from sanc.core.runs.scaled_variables import saved_variable_scales, with_variable_scales
+from sanc.core.runs.scaled_variables import can_scale_variables, saved_variable_scales, scale_variables
 from sanc.core.runs.stall import StallMonitor
 from sanc.core.runs.step_checks import StepMonitor
 from sanc.core.saved import numbers_of, require_fields, require_mapping, require_vector, state_error
@@ -38,40 +38,38 @@ def save_run(run: Run) -> dict[str, Any]:
         "meter": asdict(run.oracle.meter),
         "cached": run.oracle.is_cached(run.x),
         **{name: numbers_of(getattr(run, name)) for name in _MONITORS},
-        "first_value": run.first_value,
+        "first_value": run.findings.first_value,
         "oracle": run.oracle.numbers(),
     }
 
 
-def resume_run(run: Run, state: Mapping[str, Any]) -> Run:
-    """Restore a state that an earlier run passed to its callback, and return the run that continues from it.
+def resume_run(run: Run, state: Mapping[str, Any]) -> None:
+    """Continue from a state that an earlier run passed to its callback, in the variables of that run.
 
-    The whole state is checked first. Another run is returned if the earlier one was in scaled variables.
+    The whole state is checked before anything of it is restored.
     """
     exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:
-        if not run.can_scale_variables:
+        if not can_scale_variables(run):
             raise ArgumentError(
                 "resume is of a run that continued in scaled variables, without bounds and sigma0: leave them out, or "
                 "start a new run from its x."
             )
-        run = with_variable_scales(run, exponents)
+        scale_variables(run, exponents)
     tensors = _check_iteration_state(run, state)
     _check_progress(state)
     oracle_numbers, exponent = _check_oracle_state(run, state["oracle"])
     run.oracle.restore(oracle_numbers)
     run.scale_objective(exponent)
-    run.move_to(state["x"])
     run.iteration.restore(state["numbers"], state["vectors"], tensors)
     monitors = {name: kind(**state[name]) for name, kind in _MONITORS.items()}
-    run.restore_progress(**monitors, first_value=state["first_value"])
+    run.restore_progress(state["x"], **monitors, first_value=state["first_value"])
     value_is_cached, gradient_is_cached = state["cached"]
     if value_is_cached:  # evaluate again; the saved counters include it already
         run.oracle.value(run.x)
     if gradient_is_cached:
         run.oracle.gradient(run.x)
     run.oracle.meter = Meter(**state["meter"])
-    return run
 
 
 def _check_oracle_state(run: Run, saved: Any) -> tuple[dict[str, Any], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, final
 
 from sanc.core.acceptance import NOISE_DEVIATIONS
 from sanc.core.bounded.bounds import Box, FaceOracle
@@ -14,21 +14,78 @@ from sanc.core.protocol import IterationProtocol
 from sanc.core.record import Note, Record
 from sanc.core.runs.consistency import find_wrong_product_at
 from sanc.core.runs.limits import Limits
+from sanc.core.runs.reporting import unscaled_record
 from sanc.core.runs.ripples import LongDifferenceOracle, RippleMonitor, falls_ahead
-from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
+from sanc.core.runs.scaled_objective import scaled_oracle
 from sanc.core.runs.stall import StallMonitor
-from sanc.core.runs.status import Ending
+from sanc.core.runs.status import Ending, Findings
 from sanc.core.runs.step_checks import MadeStep, StepMonitor
 from sanc.core.space import ROUNDING_ERRORS, Vector
-from sanc.core.spectrum.curvature import Certificate, probe
+from sanc.core.spectrum.curvature import Certificate
 from sanc.core.units import Units
 
 _MAX_VALUE_ERROR = 1e-2
 """Largest relative error of f to which the steps of differences are adapted."""
-_MIN_UNSCALED_ITERATIONS = 256
-"""Iterations after which a run that has not stalled measures the scales of its variables, a power of two."""
 
 
+class RunVariables(Protocol):
+    """The variables of a run, a frozen value: which point, norms, tolerances and certificate belong to them.
+
+    A run has one kind at a time (`PlainVariables` in `variables.py` is the simplest), and `Run.change_variables`
+    replaces it.
+
+    Attributes
+    ----------
+    can_be_scaled : bool
+        Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`).
+    allows_long_differences : bool
+        Whether the run may continue with other products where f has ripples (`sanc.core.runs.ripples`).
+    remark : str
+        A sentence about the variables for the message of the result; empty: none.
+    """
+
+    @property
+    def can_be_scaled(self) -> bool: ...
+    @property
+    def allows_long_differences(self) -> bool: ...
+    @property
+    def remark(self) -> str: ...
+
+    def objective(self, oracle: Oracle) -> Oracle:
+        """Return the oracle of f in the original variables, given the one in these, without a factor."""
+
+    def original(self, x: Vector) -> Vector:
+        """Return the point in the original variables, the same object for the same x."""
+
+    def from_original(self, x: Vector) -> Vector:
+        """Return the point in these variables."""
+
+    def gradient_norm(self, run: Run, g: Vector) -> float:
+        """Return the norm of the gradient at the current point, as `tolerance` bounds it."""
+
+    def tolerance(self, run: Run) -> float:
+        """Return the tolerance on the gradient norm at the current point."""
+
+    def gradient_tolerance(self, run: Run) -> float:
+        """Return that of a certificate: the rounding error of the gradient, if the run stalled there."""
+
+    def curvature_tolerance(self, run: Run) -> float:
+        """Return the tolerance on negative curvature of a certificate."""
+
+    def model_tolerance(self, limits: Limits) -> float:
+        """Return the tolerance on the gradient norm to which models are minimised."""
+
+    def scaling_is_due(self, iterations: int) -> bool:
+        """Return whether the scales of the variables have to be measured after this many iterations."""
+
+    def prepare(self, run: Run) -> None:
+        """Prepare the next iteration on an exact objective; the run may get other variables here."""
+
+    def certificate(self, run: Run, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
+        """Return the certificate of the current point, and the left-most Ritz vector in the variables of the run."""
+
+
+@final
 @dataclass
 class Run:
     """A minimisation in progress. Only its methods write its attributes; other modules of the run decide.
@@ -45,12 +102,14 @@ class Run:
         The current point; with bounds, its free variables.
     seed : int
         Seed of probes for negative curvature.
+    variables : RunVariables
+        What the entries of x are.
     box : Box or None
         The bounds; None: there are none.
     history : list of Record
         The records of all iterations, in the units of f.
-    certificate : Certificate or None
-        The certificate of x, if it was computed.
+    findings : Findings
+        What the run has found: f at the start, the certificate of x, the cause of its ending.
     stall_monitor : StallMonitor
         Counts iterations without progress beyond roundoff.
     step_monitor : StepMonitor
@@ -59,15 +118,6 @@ class Run:
         Detects steps that ripples of f keep short, and the length of differences that replace products then.
     time_is_up : callable
         Whether the time limit has passed.
-    first_value : float
-        f at the start.
-    cause : str
-        A sentence about the ending, in addition to the sentence of its status.
-    initial_units : Units
-        Units of a first point that is stationary, where no iteration measures them. `units` returns those of the
-        iteration instead, once it has measured its own.
-    gradient_rounding : float
-        Rounding error of the gradient at x, if the run stalled there.
     """
 
     oracle: Oracle
@@ -75,17 +125,14 @@ class Run:
     limits: Limits
     x: Vector
     seed: int
+    variables: RunVariables
     box: Box | None = None
     history: list[Record] = field(default_factory=list)
-    certificate: Certificate | None = None
+    findings: Findings = field(default_factory=Findings)
     stall_monitor: StallMonitor = field(default_factory=StallMonitor)
     step_monitor: StepMonitor = field(default_factory=StepMonitor)
     ripple_monitor: RippleMonitor = field(default_factory=RippleMonitor)
     time_is_up: Callable[[], bool] = lambda: False
-    first_value: float = math.nan
-    cause: str = ""
-    initial_units: Units = field(default_factory=Units)
-    gradient_rounding: float = 0.0
 
     @property
     def iterations(self) -> int:
@@ -98,41 +145,10 @@ class Run:
         return self.iteration.method.needs_products
 
     @property
-    def tol(self) -> float:
-        """Tolerance on ‖g‖: the default is raised to the error of differenced gradients."""
-        return max(self.limits.tol, self.oracle.gradient_error(self.x) if self.limits.default_tol else 0.0)
-
-    @property
-    def gradient_tolerance(self) -> float:
-        """Tolerance on the gradient norm of a certificate: `tol`, or the rounding error if the run stalled there."""
-        return max(self.tol, self.gradient_rounding)
-
-    @property
-    def curvature_tolerance(self) -> float:
-        """Tolerance on negative curvature of a certificate: by default √(L2 ε) with the estimate of L2, at most √ε.
-
-        ε is `limits.tol` and not `tol`, which may have been raised to the error of differenced gradients: that error
-        would then raise the tolerance with which it is compared.
-        """
-        if self.limits.curvature_tol is not None:
-            return self.limits.curvature_tol
-        unit = self.scale_of_f  # an L2 of 1, scaled as f
-        return math.sqrt(self.limits.tol) * math.sqrt(min(unit, self.unit_cubic or unit))
-
-    def gradient_norm(self, g: Vector) -> float:
-        """Return the norm of the gradient at the current point, as `tol` bounds it."""
-        return self.oracle.space.norm(g)
-
-    @property
-    def unit_cubic(self) -> float:
-        """The unit of σ, an estimate of the Lipschitz constant of the Hessian; 0 if it is not known."""
-        return self.units.cubic
-
-    @property
     def units(self) -> Units:
-        """The units of the first point: those that the iteration measured, otherwise `initial_units`."""
+        """The units of the first point: those that the iteration measured, otherwise `findings.initial_units`."""
         units = self.iteration.units
-        return units if units.length_scale else self.initial_units
+        return units if units.length_scale else self.findings.initial_units
 
     @property
     def first_length_scale(self) -> float:
@@ -145,28 +161,16 @@ class Run:
         return self.iteration.method.initial_sigma_rule.measures_sigma0
 
     @property
-    def can_scale_variables(self) -> bool:
-        """Whether the run may continue in scaled variables (`sanc.core.runs.scaled_variables`); not with a given σ0."""
-        return self._can_choose_curvature
-
-    @property
-    def can_use_long_differences(self) -> bool:
-        """Whether the run may continue with other products where f has ripples (`sanc.core.runs.ripples`)."""
-        return self._can_choose_curvature
-
-    @property
-    def _can_choose_curvature(self) -> bool:
+    def can_choose_curvature(self) -> bool:
         """Whether variables or products of the run may change: not with a given σ0, nor with bounds."""
         is_free = self.oracle.exact and self.box is None
         return self.has_measured_sigma and self.needs_products and is_free
 
-    @property
-    def variable_scaling_is_due(self) -> bool:
-        """Whether the scales of the variables have to be measured: in long runs, when the iterations have doubled."""
-        iterations = self.iterations
-        return iterations >= _MIN_UNSCALED_ITERATIONS and iterations & (iterations - 1) == 0
-
     # Changes of the run.
+
+    def note(self, **changes: Any) -> None:
+        """Replace fields of the findings."""
+        self.findings = replace(self.findings, **changes)
 
     def start_clock(self, clock: Callable[[], float]) -> None:
         """Start the time limit, if there is one: `time_is_up` holds `limits.max_time` seconds from now."""
@@ -180,14 +184,15 @@ class Run:
         `direction` is the start vector of Lanczos at a point with negative curvature. An exception leaves the point as
         it is.
         """
-        self.certificate = None
+        if self.findings.certificate is not None:
+            self.note(certificate=None)
         oracle, length = self.oracle, self.ripple_monitor.length
         if length:
             oracle = LongDifferenceOracle(oracle, length)
         self.x, record = self.iteration.iterate(self.x, oracle, direction)
         if length:
             record = replace(record, note=record.note or Note.LONG_DIFFERENCES)
-        self.history.append(self.unscaled_record(record))
+        self.history.append(unscaled_record(record, self.oracle.full_oracle.exponent))
         if self.oracle.exact:
             self._count_progress(record)
         self.oracle.end(record.step_norm)
@@ -210,7 +215,7 @@ class Run:
 
     def follow_ripples(self, step: MadeStep) -> None:
         """Use long differences from now on, or no longer, if an iteration of an exact objective shows that."""
-        if not self.can_use_long_differences:
+        if not (self.variables.allows_long_differences and self.can_choose_curvature):
             return
         monitor = self.ripple_monitor.after(step.record)
         if monitor.is_complete:
@@ -241,26 +246,6 @@ class Run:
         )
         return ending
 
-    def keep_first_value(self, value: float) -> None:
-        """Keep the value of f at the first point; later values are ignored."""
-        self.first_value = value if math.isnan(self.first_value) else self.first_value
-
-    def keep_first_units(self, units: Units) -> None:
-        """Keep the units of a first point at which no iteration measures them."""
-        self.initial_units = units
-
-    def keep_certificate(self, certificate: Certificate | None) -> None:
-        """Keep the certificate of the current point; None: the one that is known already."""
-        self.certificate = self.certificate if certificate is None else certificate
-
-    def keep_gradient_rounding(self, error: float) -> None:
-        """Keep the rounding error of the gradient at the point where the run stalled."""
-        self.gradient_rounding = error
-
-    def end(self, cause: str) -> None:
-        """End the run, with a sentence about the cause."""
-        self.cause = cause
-
     def reset_sigma_and_units(self) -> None:
         """Reset σ, the last norms and the units, so that the next iteration begins with σ0 and measures the units."""
         unknown = dict.fromkeys(("last_step_norm", "last_grad_norm", "first_length_scale", "unit_cubic"), 0.0)
@@ -271,7 +256,8 @@ class Run:
 
         σ, the units and the gradient norms of the run so far were measured below roundoff, so they are reset.
         """
-        self.x, self.certificate, self.stall_monitor = x, None, StallMonitor()
+        self.x, self.stall_monitor = x, StallMonitor()
+        self.note(certificate=None)
         self.reset_sigma_and_units()
 
     def continue_with_noise(self, noise: float) -> None:
@@ -292,24 +278,48 @@ class Run:
 
     def restore_progress(
         self,
+        original_x: Vector,
         stall_monitor: StallMonitor,
         step_monitor: StepMonitor,
         ripple_monitor: RippleMonitor,
         first_value: float,
     ) -> None:
-        """Continue with the monitors and the first value of a saved run."""
+        """Continue from the point of a saved run, with its monitors and its first value."""
+        self.x = self.variables.from_original(original_x)
         self.stall_monitor, self.step_monitor, self.ripple_monitor = stall_monitor, step_monitor, ripple_monitor
-        self.first_value = first_value
+        self.note(first_value=first_value)
 
-    def move_to(self, full_x: Vector) -> None:
-        """Replace the current point, given with all its variables, before the first iteration of a resumed run."""
-        self.x = full_x
+    def change_variables(self, variables: RunVariables, oracle: Oracle, x: Vector) -> None:
+        """Continue in other variables at the same point, which is x in them; `oracle` is that of f, without a factor.
+
+        What was measured in the variables before remains; the caller converts it, or `restart_in` deletes it.
+        """
+        self.oracle, self.variables = scaled_oracle(oracle, self.exponent), variables
+        self.x, self.box = x, oracle.box
+        self._limit_accuracy()
+
+    def update_variables(self, variables: RunVariables) -> None:
+        """Replace the variables by ones with the same oracle and point, but other tolerances."""
+        self.variables = variables
+
+    def restart_in(self, variables: RunVariables, oracle: Oracle, x: Vector) -> None:
+        """Continue in other variables without what was measured so far: σ, units, vectors, progress, findings."""
+        self.iteration.reset()
+        self.reset_sigma_and_units()
+        self.change_variables(variables, oracle, x)
+        self.stall_monitor, self.ripple_monitor = StallMonitor(), RippleMonitor()
+        self.step_monitor = self.step_monitor.in_scaled_variables()
+        self.findings = Findings(self.findings.first_value)
+
+    def scale_progress(self, grad_norm_ratio: float) -> None:
+        """Continue in variables in which the gradient norm is this multiple of the one so far."""
+        self.stall_monitor = self.stall_monitor.with_scaled_gradients(grad_norm_ratio)
 
     def enter_face(self, face: FaceOracle | None) -> None:
         """Continue on a face: oracle, point and vectors then have its free variables only. None: change nothing."""
         if face is None:
             return
-        full_x = self.full_x
+        full_x = self.oracle.full_point(self.x)
         if face is not self.oracle:
             vectors, iteration = self.full_vectors(), self.iteration
             self.oracle, self.x = face, face.compress(full_x)
@@ -318,25 +328,9 @@ class Run:
                 iteration.restore(iteration.numbers(), compressed, iteration.tensors())
         face.keep(self.x, full_x)
 
-    def before_iteration(self) -> None:
-        """Prepare the next iteration on an exact objective; a subclass may change the variables of the run here."""
-
-    # A certificate of the current point.
-
     def compute_certificate(self, oracle: Oracle, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
         """Return the certificate of the current point, and the left-most Ritz vector."""
-        return self._probe(oracle, self.x, max_products, seed)
-
-    def _probe(self, oracle: Oracle, x: Vector, max_products: int | None, seed: int) -> tuple[Certificate, Vector]:
-        return probe(
-            oracle,
-            x,
-            gradient_tolerance=self.gradient_tolerance,
-            curvature_tolerance=self.curvature_tolerance,
-            max_products=max_products,
-            seed=seed,
-            time_is_up=self.time_is_up,
-        )
+        return self.variables.certificate(self, oracle, max_products, seed)
 
     # A run with bounds, on the free variables.
 
@@ -347,8 +341,8 @@ class Run:
 
     @property
     def full_x(self) -> Vector:
-        """The current point with all its variables, also those that a face holds; `x` has those of the oracle."""
-        return self.oracle.full_point(self.x)
+        """The current point with all the original variables, also those that a face holds; `x` has the oracle's."""
+        return self.variables.original(self.oracle.full_point(self.x))
 
     def full_vectors(self) -> dict[str, Any]:
         """Return the vectors in the state of the iteration with all variables; those held have the values of x."""
@@ -358,47 +352,28 @@ class Run:
 
     @property
     def unscaled_oracle(self) -> Oracle:
-        """The oracle of f; the run may use another one, of f times a power of two or of the free variables."""
-        return self.full_oracle.unscaled_oracle
+        """The oracle of f; that of the run may have a factor, other variables, or the free ones only."""
+        return self.variables.objective(self.full_oracle.unscaled_oracle)
+
+    @property
+    def exponent(self) -> int:
+        """The run minimises 2^exponent · f."""
+        return self.full_oracle.exponent
 
     @property
     def scale_of_f(self) -> float:
         """The power of two by which f is scaled."""
-        return math.ldexp(1.0, self.full_oracle.exponent)
+        return math.ldexp(1.0, self.exponent)
 
     def scale_objective(self, exponent: int) -> None:
         """Continue with 2^exponent · f and tolerances scaled alike, unless the one on the gradient would overflow."""
         factor = math.ldexp(1.0, exponent)
         if not exponent or self.limits.tol * factor == math.inf:
             return
-        self.oracle = ScaledObjectiveOracle(self.oracle, exponent)
+        self.oracle = scaled_oracle(self.oracle, exponent)
         self.limits = self.limits.with_scaled_objective(factor)
-        self.iteration.set_tolerance(self.limits.tol)
+        self._limit_accuracy()
 
-    def unscaled_record(self, record: Record) -> Record:
-        """Return the record in the units of f."""
-        if not self.full_oracle.exponent:
-            return record
-        names = ("sigma", "grad_norm", "ritz_value", "model_decrease", "value", "trial_value")
-        return replace(record, **{name: getattr(record, name) / self.scale_of_f for name in names})
-
-    @property
-    def unscaled_certificate(self) -> Certificate | None:
-        """The certificate in the units of f."""
-        cert = self.certificate
-        if cert is None or self.scale_of_f == 1.0:
-            return cert
-        names = ["grad_norm", "lambda_min", "error_bound", "ritz_error", "residual", "asymmetry"]
-        names += ["gradient_tolerance", "curvature_tolerance"]
-        return replace(cert, **{name: getattr(cert, name) / self.scale_of_f for name in names})
-
-    @property
-    def message(self) -> str:
-        """The cause of the ending, with remarks if f was scaled or its noise was tolerated."""
-        sentences, exponent = [self.cause] if self.cause else [], self.full_oracle.exponent
-        if self.cause and exponent:
-            sentences.append(f"Numbers in this message are of f times 2^{exponent}.")
-        if self.step_monitor.noise_tolerated:
-            noise = self.iteration.state.value_noise / self.scale_of_f
-            sentences.append(f"The run tolerated noise in f of about ±{noise:.1g}.")
-        return " ".join(sentences)
+    def _limit_accuracy(self) -> None:
+        """Set the tolerance to which models are minimised."""
+        self.iteration.set_tolerance(self.variables.model_tolerance(self.limits))

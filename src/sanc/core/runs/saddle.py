@@ -17,7 +17,8 @@ def leave_saddle(run: Run) -> bool:
     """
     certificate, lower_point = probe_saddle(run)
     if lower_point is None:
-        run.keep_certificate(certificate)
+        if certificate is not None:
+            run.note(certificate=certificate)
         return False
     run.restart_at(lower_point)
     return True

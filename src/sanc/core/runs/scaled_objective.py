@@ -78,6 +78,11 @@ class ScaledObjectiveOracle(WrappedOracle):
         return basis and Eigenbasis(basis.values * self.factor, basis.rows, basis.projections * self.factor)
 
 
+def scaled_oracle(oracle: Oracle, exponent: int) -> Oracle:
+    """Return the oracle of 2^exponent · f: that of f itself if the exponent is 0."""
+    return ScaledObjectiveOracle(oracle, exponent) if exponent else oracle
+
+
 class _ScaledOperator(Operator):
     """The Hessian `inner` times a power of two."""
 

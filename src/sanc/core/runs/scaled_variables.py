@@ -1,4 +1,4 @@
-"""A run in scaled variables, as which a run continues that stalled because its variables have different scales.
+"""Scaled variables, in which a run continues that stalled because its variables have different scales.
 
 If second derivatives by single variables differ by more than 1/eps, steps in one variable are below the roundoff of
 others. The run then continues in the variables y with x_i = s_i y_i and s_i ≈ |H_ii|^(-1/2), for which these
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,9 +23,8 @@ from sanc.core.runs.consistency import (
     have_different_scales,
     hessian_diagonal,
 )
-from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedRun
+from sanc.core.runs.preconditioned import Factor, PreconditionedOracle, PreconditionedVariables
 from sanc.core.runs.run import Run
-from sanc.core.runs.scaled_objective import ScaledObjectiveOracle
 from sanc.core.saved import state_error
 from sanc.core.spectrum.krylov import NonFiniteProductError
 
@@ -52,52 +51,38 @@ class ScaledVariablesOracle(PreconditionedOracle):
         return super().numbers() | {"scales": self.exponents}
 
 
-@dataclass
-class ScaledVariablesRun(PreconditionedRun):
-    """A run in scaled variables, which are scaled anew every `SCALING_INTERVAL` iterations."""
+@dataclass(frozen=True, eq=False)
+class ScaledVariables(PreconditionedVariables):
+    """Variables of a preconditioner of the run, which are scaled anew every `SCALING_INTERVAL` iterations."""
 
-    @property
-    def can_scale_variables(self) -> bool:
-        return True
+    can_be_scaled: ClassVar[bool] = True
+    remark: ClassVar[str] = "The run continued in variables scaled by the diagonal of the Hessian."
 
-    @property
-    def variable_scaling_is_due(self) -> bool:
-        return self.iterations % SCALING_INTERVAL == 0
-
-    @property
-    def message(self) -> str:
-        """The cause of the ending, with a remark that the variables were scaled."""
-        remark = "The run continued in variables scaled by the diagonal of the Hessian."
-        return f"{super().message} {remark}".lstrip()
+    def scaling_is_due(self, iterations: int) -> bool:
+        return iterations % SCALING_INTERVAL == 0
 
 
-def in_scaled_variables(run: Run) -> Run:
-    """Continue a run in variables with the scales of the current point, and return it; or leave it as it is.
+def can_scale_variables(run: Run) -> bool:
+    """Return whether the run may continue in scaled variables; not with a given σ0."""
+    return run.variables.can_be_scaled and run.can_choose_curvature
 
-    The run itself is returned if it may keep its scales. Otherwise σ, the units, the gradient norms and the vectors of
-    its iteration belong to other variables, so they are reset, and another run with this iteration is returned.
-    """
-    exponents = _new_exponents(run) if run.can_scale_variables else None
+
+def continue_in_scaled_variables(run: Run) -> bool:
+    """Continue the run in variables with the scales of the current point; return False if it may keep its scales."""
+    exponents = _new_exponents(run) if can_scale_variables(run) else None
     if exponents is None:
-        return run
-    run.iteration.reset()
-    run.reset_sigma_and_units()
-    return with_variable_scales(run, exponents)
+        return False
+    scale_variables(run, exponents)
+    return True
 
 
-def with_variable_scales(run: Run, exponents: Sequence[int]) -> Run:
-    """Return a run from the current point of another one, with its iteration, in variables with these scales."""
-    oracle, exponent = ScaledVariablesOracle(run.unscaled_oracle, exponents), run.full_oracle.exponent
-    return ScaledVariablesRun(
-        ScaledObjectiveOracle(oracle, exponent) if exponent else oracle,
-        run.iteration,
-        run.limits,
-        oracle.solve(run.full_x),
-        run.seed,
-        history=run.history,
-        time_is_up=run.time_is_up,
-        first_value=run.first_value,
-    )
+def scale_variables(run: Run, exponents: Sequence[int]) -> None:
+    """Continue the run in variables with these scales.
+
+    σ, the units, the gradient norms and the vectors of its iteration belong to other variables, so they are reset.
+    """
+    oracle = ScaledVariablesOracle(run.unscaled_oracle, exponents)
+    run.restart_in(ScaledVariables(oracle), oracle, oracle.solve(run.full_x))
 
 
 def _new_exponents(run: Run) -> list[int] | None:

@@ -1,12 +1,14 @@
-"""How a minimisation ends: its status, and the result of a test whether it ends."""
+"""How a minimisation ends: its status, the result of a test whether it ends, and what it ends with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from sanc.core.space import Vector
 from sanc.core.spectrum.curvature import Certificate
+from sanc.core.units import Units
 
 
 class Status(IntEnum):
@@ -72,3 +74,28 @@ class Ending:
 
 CONTINUE = Ending()
 """The run continues."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run has found, beside its point and its records.
+
+    Attributes
+    ----------
+    first_value : float
+        f at the start.
+    initial_units : Units
+        Units of a first point that is stationary, where no iteration measures them.
+    certificate : Certificate or None
+        The certificate of the current point, if it was computed.
+    gradient_rounding : float
+        Rounding error of the gradient at the current point, if the run stalled there.
+    cause : str
+        A sentence about the ending, in addition to the sentence of its status.
+    """
+
+    first_value: float = math.nan
+    initial_units: Units = field(default_factory=Units)
+    certificate: Certificate | None = None
+    gradient_rounding: float = 0.0
+    cause: str = ""

@@ -101,6 +101,13 @@ class StepMonitor:
             monitor = replace(monitor, noise_checked=True, noise_found=defect is not None)
         return monitor, CONTINUE if defect is None else Ending(Status.STALLED, defect.sentence)
 
+    def in_scaled_variables(self) -> StepMonitor:
+        """Return the monitor of a run that continues in scaled variables, in which it tests its steps anew.
+
+        Noise belongs to f and not to its variables: a run that tolerates it still does.
+        """
+        return replace(self, noise_found=False) if self.noise_tolerated else StepMonitor()
+
     def _compare_gradient(
         self, oracle: Oracle, step: MadeStep, first_length_scale: float
     ) -> tuple[StepMonitor, Defect | None]:
