@@ -21,7 +21,8 @@ def run_at(x, g, tol=1e-6, box=True):
     for name in ("has_values", "hvp", "has_user_gradient", "differenced_gradient", "convex"):
         setattr(oracle, name, None)
     box = Box(LOWER, UPPER) if box else None
-    return SimpleNamespace(box=box, oracle=oracle, full_oracle=oracle, full_x=np.array(x), tol=tol)
+    variables = SimpleNamespace(tolerance=lambda run: tol)
+    return SimpleNamespace(box=box, oracle=oracle, full_oracle=oracle, full_x=np.array(x), variables=variables)
 
 
 def free_of(face):

@@ -14,7 +14,7 @@ import sanc
 from sanc.core.meter import Meter
 from sanc.core.record import Branch, Note, Record
 from sanc.core.runs.ripples import FALLING_ITERATIONS, LongDifferenceOracle, RippleMonitor, falls_ahead
-from sanc.core.runs.run import Run
+from sanc.core.runs.variables import PlainVariables
 from sanc.functions.oracle import CallableOracle
 from sanc.minimisation.result import Result
 
@@ -251,6 +251,6 @@ def test_rippled_functions_need_a_fraction_of_the_iterations(problem, monkeypatc
     fun, hessp, x0 = problem()
     found = sanc.minimize(fun, x0, jac=True, hessp=hessp, max_iter=500)
     assert found.success and found.nit < 250 and np.abs(fun(found.x)[1]).max() < 1e-8
-    monkeypatch.setattr(Run, "can_use_long_differences", False)
+    monkeypatch.setattr(PlainVariables, "allows_long_differences", False)
     other = sanc.minimize(fun, x0, jac=True, hessp=hessp, max_iter=500)
     assert other.nit == 500 and not other.success and other.fun > found.fun
