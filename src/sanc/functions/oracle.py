@@ -52,11 +52,12 @@ class CallableOracle(Oracle):
         hess: Callable[..., Any] | None = None,
         hessp: Callable[..., Any] | None = None,
         args: tuple[Any, ...] = (),
+        meter: Meter | None = None,
     ) -> None:
         self.fun, self.jac, self.hess, self.hessp, self.args = fun, jac, hess, hessp, args
         self.shape = x0.shape
         self._is_flat = len(self.shape) == 1
-        self.meter = Meter()
+        self.meter = Meter() if meter is None else meter
         self.relative_gradient_error: float | None = None
         self.space: Space
         if isinstance(x0, Tensor):

@@ -59,8 +59,8 @@ class ResidualOracle(CallableOracle):
     """
 
     def __init__(self, residuals: Residuals, x0: Floats, loss: Loss, tol: float) -> None:
-        super().__init__(residuals, x0, jac=residuals)
-        self.residuals, self.tol = residuals, tol
+        self.residuals, self.tol = residuals, tol  # before the counters, which are those of the residuals
+        super().__init__(residuals, x0, jac=residuals, meter=residuals.meter)
         self.relative_gradient_error = residuals.relative_jacobian_error(self.space.eps)
         self.has_user_gradient = callable(residuals.jac)
         if residuals.is_automatic:
@@ -77,8 +77,7 @@ class ResidualOracle(CallableOracle):
 
     @meter.setter
     def meter(self, meter: Meter) -> None:
-        if hasattr(self, "residuals"):
-            self.residuals.meter = meter
+        self.residuals.meter = meter
 
     @property
     def differenced_products(self) -> bool:
