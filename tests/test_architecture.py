@@ -248,7 +248,7 @@ def test_entry_points_use_each_other_as_the_map_says():
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = re.search(r"the entry points \(([^)]+)\)", page).group(1)
     entries = set(re.findall(r"`(\w+)`", listed))
-    sentence = re.search(r"Of each other (.+?);", page).group(1)
+    sentence = re.search(r"Among the entry points (.+?);", page).group(1)
     drawn = {
         (user, used)
         for user, targets in re.findall(r"`(\w+)` uses ((?:`\w+`(?: and )?)+)", sentence)

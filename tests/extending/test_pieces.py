@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -116,6 +117,20 @@ def test_an_object_of_another_type_in_place_of_settings_is_rejected(name, value)
     for build in (sanc.method_for, sanc.Minibatch, lambda **options: sanc.SANC([torch.ones(2)], **options)):
         with pytest.raises(sanc.ArgumentTypeError, match=f"{name} = .* cannot be used: {remedy}"):
             build(**{name: value})
+
+
+class RuleWithoutNumbers(SigmaRule):
+    def after_trial(self, outcome):
+        return math.nan
+
+
+class UpdateWithoutNumbers(sanc.SigmaUpdate):
+    rule_class = RuleWithoutNumbers
+
+
+def test_a_rule_for_sigma_that_returns_no_number_is_named_and_not_the_acceptance_rule():
+    with pytest.raises(sanc.ArgumentError, match=r"sigma cannot be used: its rule RuleWithoutNumbers.* returned nan"):
+        sanc.minimize(lambda x: (x**4).sum(), torch.ones(2, dtype=torch.float64), sigma=UpdateWithoutNumbers())
 
 
 def test_the_names_for_extensions_are_those_of_the_core():

@@ -184,6 +184,7 @@ def test_an_escape_rule_without_its_keyword_is_named_before_the_run():
             r"returned point = array\(.*: return a vector like x, which is ndarray of shape \(2,",
         ),
         ({"point": torch.zeros(2)}, r"returned point = tensor\(.*: return a vector like x"),
+        ({"point": np.array([math.nan, 1.0])}, "returned a point that is not finite"),
     ],
 )
 def test_what_a_rule_may_not_return_is_named(change, match):

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from sanc.core.pieces import Decision, Subspace, required_members
 from sanc.core.point import Point
 from sanc.core.record import Branch
+from sanc.core.settings import is_user_defined
 from sanc.errors import ArgumentError, ArgumentTypeError, shown
 
 _SUBSPACES: WeakSet[type] = WeakSet()
@@ -41,6 +42,11 @@ def completed_decision(here: Point, name: str, rule: object, decision: object, b
             f"{name} = {shown(rule)} cannot be used, since it returned {shown(decision)}: return a sanc.Decision."
         )
     if not 0.0 <= decision.sigma < math.inf:
+        if is_user_defined(here.sigma_rule) and not is_user_defined(rule):
+            raise ArgumentError(
+                f"sigma cannot be used: its rule {shown(here.sigma_rule)} returned {decision.sigma!r}. Return a finite "
+                "number that is not negative."
+            )
         raise ArgumentError(
             f"{name} = {shown(rule)} cannot be used, since it returned sigma = {decision.sigma!r}: return a finite "
             "number that is not negative, for example from here.sigma_rule."
@@ -59,10 +65,14 @@ def completed_decision(here: Point, name: str, rule: object, decision: object, b
         )
     if decision.branch is not Branch.STAYED and decision.step_norm > 0.0:
         return decision
+    step_norm = decision.step_norm or here.space.norm(decision.point - here.x)
+    if not math.isfinite(step_norm):
+        raise ArgumentError(
+            f"{name} = {shown(rule)} cannot be used, since it returned a point that is not finite: return "
+            "Decision(None, sigma) to stay at x."
+        )
     return replace(
-        decision,
-        branch=branch if decision.branch is Branch.STAYED else decision.branch,
-        step_norm=decision.step_norm or here.space.norm(decision.point - here.x),
+        decision, branch=branch if decision.branch is Branch.STAYED else decision.branch, step_norm=step_norm
     )
 
 

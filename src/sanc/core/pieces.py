@@ -41,7 +41,7 @@ class Decision:
         Norm of the step made; 0 if the step is rejected or the run stays. If a rule returns a point without a norm, the
         iteration computes the distance from x.
     trial_value : float
-        f at the last trial point.
+        f at the accepted trial point, or at the last one if all were rejected.
     trials : int
         Points at which the rule evaluated f.
     step : CubicStep or None

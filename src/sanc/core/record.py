@@ -90,10 +90,10 @@ class Record:
     branch : Branch
         The kind of step.
     rho : float
-        Actual over predicted decrease of the last trial, on the objective sample (with preset "robust" on samples: the
-        gradient sample); NaN if no ratio was formed.
+        Actual over predicted decrease of the accepted trial, or of the last one if all were rejected, on the objective
+        sample (with preset "robust" on samples: the gradient sample); NaN if no ratio was formed.
     sigma : float
-        The cubic coefficient of the last trial; NaN for a method without a model.
+        The cubic coefficient of that trial; NaN for a method without a model.
     grad_norm : float
         Norm of the gradient on its sample.
     ritz_value : float
@@ -102,12 +102,12 @@ class Record:
         Norm of the step, 0 if the iteration stayed. If it returned to an earlier point (branch "stayed", with a note),
         the distance to that point.
     model_decrease : float
-        Predicted decrease of the last trial; NaN without a model.
+        Predicted decrease of that trial; NaN without a model.
     value : float
         f(x) at the start of the iteration: on the objective sample if it was evaluated there, otherwise on the gradient
         sample. In the averaged phase it is f at the point of the gradient.
     trial_value : float
-        f at the last trial point, on the sample of ρ.
+        f at the point of that trial, on the sample of ρ.
     krylov_dim : int
         Dimension of the Krylov space; n if the model has the Hessian as a matrix.
     trials : int

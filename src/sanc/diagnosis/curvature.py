@@ -40,7 +40,7 @@ class CurvatureSettings:
     seed : int
         Seed of random start vectors.
     start_vectors : int
-        The number of start vectors of the quadrature.
+        The start vector of the bounds, and those of the quadrature.
     """
 
     relative_error: float

@@ -274,6 +274,8 @@ class CapturedOracle(AutogradOracle):
             return super().work_at_gradient(work, inputs)
         key = (work, *(tensor is None for tensor in inputs))
         if key not in self._work_recordings:
+            current = [other for other in self._work_recordings if other[0].preconditioner is work.preconditioner]
+            self._work_recordings = {other: self._work_recordings[other] for other in current}  # not of earlier metrics
             self._work_recordings[key] = self._record_work(work, inputs)
         static_inputs, trained, recording = self._work_recordings[key]
         with torch.no_grad():

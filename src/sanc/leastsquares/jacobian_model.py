@@ -28,11 +28,11 @@ class GaussNewtonRule(SigmaRule):
     does.
     """
 
-    def after_trial(self, trial: TrialOutcome) -> float:
+    def after_trial(self, outcome: TrialOutcome) -> float:
         """Return σ after a trial step: after a very successful one, the smallest that one step allows."""
-        if trial.verdict is Verdict.VERY_SUCCESSFUL:
-            return self.bounded(self.min_factor * trial.sigma)
-        return SigmaRule.after_trial(self, trial)
+        if outcome.verdict is Verdict.VERY_SUCCESSFUL:
+            return self.bounded(self.min_factor * outcome.sigma)
+        return SigmaRule.after_trial(self, outcome)
 
 
 @dataclass(frozen=True, kw_only=True)

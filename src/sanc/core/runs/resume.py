@@ -46,7 +46,7 @@ def save_run(run: Run) -> dict[str, Any]:
 def resume_run(run: Run, state: Mapping[str, Any]) -> None:
     """Continue from a state that an earlier run passed to its callback, in the variables of that run.
 
-    The whole state is checked before anything of it is restored.
+    The whole state is checked before the point, the iteration and the counters are restored.
     """
     exponents = saved_variable_scales(state, run.oracle.space.dim)
     if exponents is not None:
