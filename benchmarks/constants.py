@@ -104,7 +104,7 @@ FITS: Mapping[str, Sequence[float]] = {
     "leastsquares.accelerated._SAME_DIRECTION_TOLERANCE": (0.0, 0.9),
     "leastsquares.oracle._OFFSET_FACTOR": (3.0, 300.0),
     "leastsquares.oracle._MAX_OFFSET": (0.0, 1e-4),
-    "leastsquares.run._MIN_COST_RATIO": (1e-12, 0.1),
+    "leastsquares.residual_variables._MIN_COST_RATIO": (1e-12, 0.1),
     "leastsquares.residuals.MAX_DENSE_VARIABLES": (100, 1000),
     "leastsquares.matrices.MAX_GRAM_SIDE": (10, 100_000),
     "leastsquares.whole_hessian._MAX_MATRIX_VARIABLES": (0, 100),
