@@ -39,7 +39,8 @@ def networks() -> list[str]:
 
     def tested(key: str) -> str:
         p = intervals.p_value(intervals.ratios(unseen, "soap tuned", key))
-        return f"{ratio('soap tuned', key)}, {'not ' * (p >= intervals.LEVEL)}significant (p = {p:.3f})"
+        outcome = "significant" if p < intervals.LEVEL else "not significant"
+        return f"{ratio('soap tuned', key)}, {outcome} by Wilcoxon's test (p = {p:.3f})"
 
     return [
         row(f"{tasks} unseen networks, evaluations", "networks.md", "AdamW, tuned", ratio("adamw tuned", "ratio")),
