@@ -19,13 +19,13 @@ from sanc.graphs.recording import Recorder, Recording, device_obstacle, restored
 T = TypeVar("T")
 
 MAX_ENTRIES = 2**21
-"""The most entries of parameters whose work is recorded unless the caller asks for it. Recordings need about twenty
-vectors of that size, 160 MiB here in float32, and larger networks hardly wait for the host."""
+"""The most entries of parameters whose work is recorded unless the caller asks for it. Recordings keep ten vectors of
+that size, 80 MiB here in float32, and memory for what is computed between them."""
 
 
 MAX_METRICS = 8
 """The most metrics of an optimiser whose work is recorded unless the caller asks for it. A metric is new if parameters
-are frozen or join; a recording takes as long as tens of steps, and pays only if it is replayed more often."""
+are frozen or join, and each of its recordings calls the work several times, so that it pays only if it is replayed."""
 
 
 class RecordedWork(VectorWork):

@@ -17,7 +17,7 @@ _CUDA_BATCH = 2**15
 _ELEMENTWISE_ROWS = 12
 """Rows of a matrix up to which its products are element-wise on a CPU without MKL, if its rows are longer."""
 _MIN_JACOBI_ROWS = {2: 256, 3: 1024, 4: 4096}
-"""Matrices of 2 to 4 rows from which on Jacobi's method is faster than LAPACK on a CPU."""
+"""Numbers of matrices of 2 to 4 rows from which on Jacobi's method replaces LAPACK on a CPU."""
 _MAX_SWEEPS = 20
 """The most sweeps of Jacobi's method, which needs about five."""
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]

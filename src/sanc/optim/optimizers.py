@@ -75,7 +75,7 @@ class CubicOptimizer(Optimizer):
         Largest number of rows of a `Batch` that are in memory at a time.
     capture : bool, optional
         Replay recorded CUDA graphs. By default those of the work of the optimiser in averaged steps, for parameters of
-        up to two million entries, where the host takes longer than the GPU; the loss may be any. True: for parameters
+        up to two million entries; the loss may be any. True: for parameters
         of any size, and with samples given as `Batch` also gradients, values and Krylov spaces. The loss function must
         then be the same in every step, draw no random numbers and decide nothing on the host. A step that cannot be
         recorded runs without a graph, and a warning gives the reason, which `capture_reason` holds too. False: record
